@@ -1,0 +1,48 @@
+# `make demo` and `make test` do all set-up themselves; `make help` lists the rest.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+# oneDNN's AMX bf16 kernels die with SIGILL on some virtual CPUs; this keeps to the instructions they have.
+export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
+
+.DEFAULT_GOAL := demo
+.PHONY: help install demo test test-slow check format docs clean
+
+help:           ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+install: $(READY)  ## set up .venv with everything the tests and the demo need
+
+$(READY): pyproject.toml constraints.txt
+	@echo "Setting up .venv (once; redone when pyproject.toml or constraints.txt change) …"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "hypermargin needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(READY)  ## train every head of the family on digits and print one table
+	@$(BIN)/python examples/digits.py
+
+test: $(READY)  ## the tests
+	@$(BIN)/python -m pytest -n 2
+
+test-slow: $(READY)  ## the slow tests too (inductor)
+	@$(BIN)/python -m pytest -n 2 -m 'not gpu'
+
+check: $(READY)  ## ruff (lint and format) and mypy --strict
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy --strict src
+
+format: $(READY)  ## apply ruff's format and its safe fixes
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+docs: $(READY)  ## write the family table into README.md
+	@$(BIN)/python docs/write_tables.py
+
+clean:          ## remove .venv and caches
+	@rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis

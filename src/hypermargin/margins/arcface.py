@@ -1,0 +1,60 @@
+"""ArcFace: Deng et al. 2019 (arXiv:1801.07698), in the six forms that public code gives it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hypermargin.margins._base import Margin, choice, g, number, register
+
+BEYOND = ("smooth", "linear", "continuous", "flat", "none", "easy")
+
+
+@register("arcface")
+@dataclass(frozen=True)
+class ArcFace(Margin):
+    """ψ(θ) = cos(θ + m) while θ + m ≤ π. What follows is named by `beyond`:
+
+    - smooth      g(θ + m) = −cos(θ + m) − 2: C¹ and decreasing; ours, the default
+    - linear      cos θ − m sin m: drops by cos m + m sin m − 1 at π − m
+    - continuous  cos θ − (1 − cos m): no drop, a kink
+    - flat        −1: gradient 0, the hardest samples are given up
+    - none        cos(θ + m) as printed: turns back up, the hardest samples are pushed away
+    - easy        cos θ already for θ ≥ π/2: jumps up by sin m there
+    """
+
+    formula = "g(θ + m)"
+    zero = 0.0
+    m: float = number(0.5, 0.0, math.pi, help="Radians. Angles end at π, so a margin of π can never be met.")
+    beyond: str = choice("smooth", BEYOND, help="What ψ does once θ + m passes π.")
+
+    @property
+    def breaks(self) -> frozenset[str]:
+        """Which laws the published variant gives up."""
+        broken = {
+            "linear": {"continuous"},
+            "none": {"decreasing", "below cos"},
+            "easy": {"continuous", "decreasing"},
+        }
+        return frozenset(broken.get(self.beyond, ())) if self.m else frozenset()
+
+    def psi(self, theta: Tensor, m: Tensor | None = None) -> Tensor:
+        """ψ(θ) = cos(θ + m), then what `beyond` says."""
+        m = torch.as_tensor(self.m, dtype=theta.dtype, device=theta.device) if m is None else m
+        u = theta + m
+        if self.beyond == "smooth":
+            return g(u)
+        if self.beyond == "none":
+            return u.cos()
+        if self.beyond == "easy":
+            return torch.where(theta < math.pi / 2, u.cos(), theta.cos())
+        if self.beyond == "linear":
+            after = theta.cos() - m * m.sin()
+        elif self.beyond == "continuous":
+            after = theta.cos() - (1 - m.cos())
+        else:
+            after = torch.full_like(u, -1.0)
+        return torch.where(u <= math.pi, u.cos(), after)
