@@ -25,6 +25,8 @@ def wide_dtype(*tensors: Tensor | None) -> torch.dtype:
 class _Widen(torch.autograd.Function):
     """Cast up; on the way back cast down, saturating instead of overflowing to inf."""
 
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(x: Tensor, dtype: torch.dtype) -> Tensor:
         return x.to(dtype) if x.dtype != dtype else x.view_as(x)  # autograd wants a new tensor, not a copy
@@ -42,6 +44,8 @@ class _Widen(torch.autograd.Function):
 class _Shrink(torch.autograd.Function):
     """x·factor, with the gradient of x: a value that saturates while its gradient stays true."""
 
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(x: Tensor, factor: Tensor) -> Tensor:
         return x * factor
@@ -57,6 +61,8 @@ class _Shrink(torch.autograd.Function):
 
 class _Bounded(torch.autograd.Function):
     """clamp(x, low, high) that stops only the gradients which would push x further out."""
+
+    generate_vmap_rule = True
 
     @staticmethod
     def forward(x: Tensor, low: Tensor, high: Tensor) -> Tensor:

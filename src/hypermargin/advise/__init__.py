@@ -1,0 +1,27 @@
+"""Which s, which m? Bounds, band widths, and a rule made of them.
+
+    bounds  what the number of classes and the dimension allow, whatever is trained
+    bands   what a margin does between two classes, and which margins do the same
+    rule    `recommend`: a scale and a margin, with the reasons in words
+
+Angles are radians. Everything here is a few lines of arithmetic on plain numbers.
+"""
+
+from hypermargin.advise.bands import EquivalentMargins, band_width, equivalent_margin, guaranteed_margin
+from hypermargin.advise.bounds import adacos_scale, largest_angle, largest_margin, loss_floor, smallest_scale
+from hypermargin.advise.rule import Recommendation, recommend, typical_angle
+
+__all__ = [
+    "EquivalentMargins",
+    "Recommendation",
+    "adacos_scale",
+    "band_width",
+    "equivalent_margin",
+    "guaranteed_margin",
+    "largest_angle",
+    "largest_margin",
+    "loss_floor",
+    "recommend",
+    "smallest_scale",
+    "typical_angle",
+]

@@ -1,0 +1,194 @@
+"""Every input error message: the argument, what came, what is allowed, what to do.
+
+`shapes` and friends look only at shapes, dtypes and devices, so they run always, under torch.compile too.
+`values` reads the numbers; that would stop a CUDA stream or break a graph, so `wanted` decides.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+Mix = tuple[Tensor, float | Tensor]
+
+
+def one_of(name: str, value: object, allowed: Sequence[str]) -> None:
+    """A word out of a few."""
+    if value not in allowed:
+        raise ValueError(
+            f"{name} must be one of {', '.join(map(repr, allowed))}; got {value!r}.{near(value, allowed)}"
+        )
+
+
+def near(value: object, allowed: Iterable[str]) -> str:
+    """` Did you mean 'x'?`, or nothing."""
+    close = difflib.get_close_matches(str(value), list(allowed), 1)
+    return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def count(name: str, value: object, least: int = 1) -> None:
+    """A whole number of things."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be a whole number; got {value!r} ({type(value).__name__}).")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}; got {value}.")
+
+
+def in_range(name: str, value: float, low: float, high: float, hint: str = "") -> None:
+    """A plain number in [low, high)."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number; got {value!r} ({type(value).__name__}).")
+    if not low <= value < high:
+        raise ValueError(f"{name} must lie in [{low:g}, {high:g}); got {value:g}.{hint and ' ' + hint}")
+
+
+def positive(name: str, value: float) -> None:
+    """A plain number above zero."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number; got {value!r} ({type(value).__name__}).")
+    if not (value > 0 and math.isfinite(value)):
+        raise ValueError(f"{name} must be positive and finite; got {value:g}.")
+
+
+def wanted(check: bool | str, *tensors: Tensor) -> bool:
+    """Should values be read? "auto": in eager mode on the CPU only, and not inside a torch.func transform."""
+    if check is True or check is False:
+        return check
+    one_of("check", check, ("auto",))
+    if torch.compiler.is_compiling():
+        return False
+    return all(t.device.type == "cpu" and not torch._C._functorch.is_functorch_wrapped_tensor(t) for t in tensors)
+
+
+def _matrix(name: str, tensor: object, shape: str) -> None:
+    if not isinstance(tensor, Tensor):
+        raise TypeError(
+            f"{name} must be a tensor of shape {shape}; got {type(tensor).__name__}. Use torch.as_tensor."
+        )
+    if tensor.dim() != 2:
+        raise ValueError(f"{name} must have shape {shape}; got {tuple(tensor.shape)}.")
+    if not tensor.is_floating_point():
+        raise TypeError(f"{name} must be of a floating dtype; got {tensor.dtype}. Convert with .float().")
+
+
+def _same_device(name: str, tensor: Tensor, device: torch.device) -> None:
+    if tensor.device != device:
+        raise ValueError(f"{name} is on {tensor.device}, features are on {device}. Move one with .to(device).")
+
+
+def labels_like(name: str, labels: object, rows: int, device: torch.device) -> None:
+    """Integer class ids, one a row, on the same device."""
+    if not isinstance(labels, Tensor):
+        raise TypeError(f"{name} must be an integer tensor of shape ({rows},); got {type(labels).__name__}.")
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise TypeError(f"{name} must be integer class ids; got {labels.dtype}. Convert with .long().")
+    if labels.dim() != 1 or labels.shape[0] != rows:
+        hint = " One-hot rows become ids with .argmax(1)." if labels.dim() == 2 else ""
+        raise ValueError(
+            f"{name} must have shape ({rows},), one a row of features; got {tuple(labels.shape)}.{hint}"
+        )
+    _same_device(name, labels, device)
+
+
+def features_and_weight(features: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
+    """(N, d) against (C, d), on one device, with a bias of (C,) or none."""
+    _matrix("weight", weight, "(classes, dim)")
+    _matrix("features", features, "(rows, dim)")
+    classes, dim = weight.shape
+    if classes == 0:
+        raise ValueError(f"weight must have at least one class; got shape (0, {dim}).")
+    if dim == 0 or features.shape[1] != dim:
+        raise ValueError(f"features must have {dim} columns like weight (at least 1); got {tuple(features.shape)}.")
+    _same_device("weight", weight, features.device)
+    if bias is not None:
+        if bias.shape != (classes,):
+            raise ValueError(f"bias must have shape ({classes},), one a class; got {tuple(bias.shape)}.")
+        _same_device("bias", bias, features.device)
+
+
+def cosines_matrix(cosines: Tensor) -> None:
+    """(N, C) with C ≥ 1."""
+    _matrix("cosines", cosines, "(rows, classes)")
+    if cosines.shape[1] == 0:
+        raise ValueError(f"cosines must have at least one class; got {tuple(cosines.shape)}.")
+
+
+def row_scale(scale: float | Tensor, rows: int) -> None:
+    """A positive number, a tensor holding one, or one a row."""
+    if not isinstance(scale, Tensor):
+        positive("scale", scale)
+    elif scale.dim() > 0 and tuple(scale.shape) not in ((rows,), (rows, 1)):
+        raise ValueError(f"scale must be a number or have shape ({rows},), one a row; got {tuple(scale.shape)}.")
+
+
+def margin_tensor(m: Tensor | None, numbers: int | None, rows: int, classes: int) -> None:
+    """One m, one a class (C,), or one a row (N, 1); Combined has three numbers in a last dimension."""
+    if m is None:
+        return
+    if numbers is None:
+        raise ValueError("m was given, but NoMargin has no m. Use CosFace, ArcFace, SphereFace or Combined.")
+    tail = () if numbers == 1 else (numbers,)
+    allowed = [tail, (classes, *tail), (rows, 1, *tail)]
+    if tuple(m.shape) not in allowed:
+        raise ValueError(
+            f"m must have shape {allowed[0]} (one for all), {allowed[1]} (one a class) "
+            f"or {allowed[2]} (one a row); got {tuple(m.shape)}."
+        )
+
+
+def mixture(mix: Mix | None, rows: int, device: torch.device) -> None:
+    """(other_labels, weight): ids like `labels`, and the share of `labels` in [0, 1]."""
+    if mix is None:
+        return
+    if not isinstance(mix, tuple) or len(mix) != 2:
+        raise TypeError(f"mix must be a pair (other_labels, weight); got {type(mix).__name__}.")
+    labels_like("mix[0] (other_labels)", mix[0], rows, device)
+    if isinstance(mix[1], Tensor):
+        if tuple(mix[1].shape) not in ((), (rows,)):
+            raise ValueError(
+                f"mix[1] (weight) must be a number or have shape ({rows},); got {tuple(mix[1].shape)}."
+            )
+    elif not 0 <= mix[1] <= 1:
+        raise ValueError(f"mix[1] (weight) must lie in [0, 1]; got {mix[1]:g}. It is the share of `labels`.")
+
+
+def label_values(name: str, labels: Tensor, classes: int, ignore_index: int) -> None:
+    """Every label in [0, classes) or equal to ignore_index."""
+    bad = ((labels < 0) | (labels >= classes)) & (labels != ignore_index)
+    if bool(bad.any()):
+        row = int(bad.nonzero()[0, 0])
+        got = int(labels[row])
+        why = "Labels start at 0." if got >= 0 else f"Rows to leave out carry ignore_index={ignore_index}."
+        raise ValueError(f"{name} must lie in [0, {classes}); got {got} at row {row}. {why}")
+
+
+def finite_rows(name: str, tensor: Tensor, used: Tensor) -> None:
+    """No NaN and no inf in the rows that count."""
+    bad = ~torch.isfinite(tensor).all(-1) & used
+    if bool(bad.any()):
+        row = int(bad.nonzero()[0, 0])
+        what = "NaN" if bool(tensor[row].isnan().any()) else "inf"
+        raise ValueError(
+            f"{name} must be finite; got {what} at row {row} ({int(bad.sum())} such rows). "
+            "Look at that sample, then at the learning rate and the precision of the step before."
+        )
+
+
+def positive_values(name: str, tensor: float | Tensor) -> None:
+    """Every entry above zero."""
+    if isinstance(tensor, Tensor) and not bool((tensor > 0).all()):
+        raise ValueError(f"{name} must be positive; got {float(tensor.min()):g}. Give a learned scale a floor.")
+
+
+def cosine_values(cosines: Tensor) -> None:
+    """Cosines, up to rounding."""
+    if cosines.numel() and not bool((cosines.abs() <= 1.01).all()):
+        worst = float(cosines.abs().max())
+        raise ValueError(
+            f"cosines must lie in [−1, 1]; got a magnitude of {worst:g}. "
+            "Normalise both sides, and give s as `scale`."
+        )

@@ -1,0 +1,292 @@
+"""The head as a module: owns the class weights, the settings and the state; everything of it is in state_dict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hypermargin import checks
+from hypermargin.advise import adacos_scale, smallest_scale
+from hypermargin.functional import Gradient, Reduction, margin_softmax, scaled_features, scores_of
+from hypermargin.margins import Margin
+from hypermargin.numerics import bounded, unit, wide_dtype, widen
+from hypermargin.schedule import Adjustment, Alternation, Schedule
+from hypermargin.scores import Scores, choose
+
+AUTOMATIC_SCALES = ("adacos", "adacos-dynamic")
+
+
+class MarginHead(nn.Module):
+    """Softmax with a margin over `classes` classes of `dim`-dimensional features.
+
+        head(features, labels) → loss          head(features) = head.logits(features): no label, no margin
+        head.predict_proba(features)           head.scores(features, labels): angles and rivals, for watching
+
+    - scale: s, a number; "adacos" for √2·ln(C−1); "adacos-dynamic" for s from each batch's median angle
+    - learn_scale: s is a parameter, never below `scale_floor` (default: the smallest s of use for so many
+      classes, `advise.smallest_scale`). With a margin a free s shrinks while most samples violate the margin.
+    - class_margins: m by class, (C,) (Combined: (C, 3)), instead of the margin's own
+    - learn_margin: m is a parameter, by class if class_margins is given, else one for all, kept in its domain, and
+      the training loss is L − margin_reward·s·mean(m − m₀), m₀ the m of no margin. Without a reward it always
+      shrinks, since dL/dm = −s(1−p_y)·dψ/dm ≥ 0. With reward ρ, CosFace settles where mean(1−p_y) = ρ.
+    - schedule: one of `hypermargin.schedule`, or several
+    - the rest as in `margin_softmax`
+
+    The weight is `head.weight`, (classes, dim), never changed in forward. Under DDP, wrap the head (or the
+    model that contains it) like any module.
+    """
+
+    scale: Tensor
+    m: Tensor | None
+
+    def __init__(
+        self,
+        dim: int,
+        classes: int,
+        margin: Margin,
+        *,
+        scale: float | Literal["adacos", "adacos-dynamic"] = 1.0,
+        bias: bool = False,
+        unit_features: bool = True,
+        unit_weight: bool = True,
+        learn_scale: bool = False,
+        scale_floor: float | None = None,
+        class_margins: Tensor | Sequence[float] | None = None,
+        learn_margin: bool = False,
+        margin_reward: float = 0.1,
+        schedule: Schedule | Sequence[Schedule] | None = None,
+        gradient: Gradient = "exact",
+        ignore_index: int = -100,
+        label_smoothing: float = 0.0,
+        reduction: Reduction = "mean",
+        check: bool | Literal["auto"] = "auto",
+        backend: str = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        checks.count("dim", dim)
+        checks.count("classes", classes)
+        if not isinstance(margin, Margin):
+            raise TypeError(f"margin must be a Margin such as ArcFace(m=0.5); got {margin!r}.")
+        checks.one_of("gradient", gradient, ("exact", "straight"))
+        checks.one_of("reduction", reduction, ("mean", "sum", "none"))
+        checks.in_range("label_smoothing", label_smoothing, 0.0, 1.0)
+        checks.in_range("margin_reward", margin_reward, 0.0, math.inf)
+        choose(backend)
+        self.dim, self.classes, self.margin = dim, classes, margin
+        self.unit_features, self.unit_weight, self.gradient = unit_features, unit_weight, gradient
+        self.ignore_index, self.label_smoothing, self.reduction = ignore_index, label_smoothing, reduction
+        self.margin_reward, self.check, self.backend = margin_reward, check, backend
+        self.learn_scale, self.learn_margin = learn_scale, learn_margin
+
+        self.weight = nn.Parameter(torch.empty(classes, dim, device=device, dtype=dtype))
+        self.register_parameter("bias", None)
+        if bias:
+            self.bias = nn.Parameter(torch.empty(classes, device=device, dtype=dtype))
+        # s and m are float32 whatever `dtype` says: they are few, and their last digits count.
+        self._set_scale(scale, scale_floor, device)
+        self._set_margins(class_margins, device)
+        schedules = [schedule] if isinstance(schedule, Schedule) else list(schedule or ())
+        if unit_weight and any(isinstance(s, Alternation) for s in schedules):
+            raise ValueError(
+                "schedule=Alternation(…) penalises |W|, which unit_weight=True takes out of the loss. "
+                "Use it with unit_weight=False (l-softmax, softmax)."
+            )
+        self.schedules = nn.ModuleList(schedules).to(device)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Class weights of about unit length in random directions; bias 0."""
+        nn.init.normal_(self.weight, std=self.dim**-0.5)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def _set_scale(self, scale: float | str, floor: float | None, device: Any) -> None:
+        self.scale_mode = "fixed"
+        if isinstance(scale, str):
+            checks.one_of("scale", scale, AUTOMATIC_SCALES)
+            if self.learn_scale:
+                raise ValueError(f"learn_scale=True learns s by gradient, scale={scale!r} sets it; choose one.")
+            self.scale_mode, scale = scale, adacos_scale(self.classes)
+        checks.positive("scale", scale)
+        if floor is None:
+            floor = smallest_scale(self.classes) if self.learn_scale and self.classes > 1 else 1.0
+        checks.positive("scale_floor", floor)
+        self.scale_floor = floor
+        value = torch.tensor(float(scale), device=device)
+        if self.learn_scale:
+            self.scale = nn.Parameter(value)
+        else:
+            self.register_buffer("scale", value)
+
+    def _set_margins(self, class_margins: Tensor | Sequence[float] | None, device: Any) -> None:
+        self.register_buffer("m", None)
+        if class_margins is None and not self.learn_margin:
+            return
+        if self.margin.m is None:
+            raise ValueError("class_margins and learn_margin need a margin that has an m; NoMargin has none.")
+        low, high = (torch.tensor(b, device=device) for b in self.margin.bounds())
+        if class_margins is None:
+            value = torch.tensor(self.margin.m, device=device)
+        else:
+            value = torch.as_tensor(class_margins, dtype=torch.float32, device=device).clone()
+            wanted = (self.classes, *low.shape)
+            if tuple(value.shape) != wanted:
+                raise ValueError(f"class_margins must have shape {wanted}, one a class; got {tuple(value.shape)}.")
+            bad = ~((value >= low) & (value < high)).reshape(self.classes, -1).all(1)
+            if bool(bad.any()):
+                row = int(bad.nonzero()[0])
+                raise ValueError(
+                    f"class_margins must lie in [{low.tolist()}, {high.tolist()}) for {self.margin.name}; "
+                    f"got {value[row].tolist()} for class {row}."
+                )
+        if self.learn_margin:
+            del self.m
+            self.m = nn.Parameter(value)
+        else:
+            self.m = value
+
+    def current_scale(self) -> Tensor:
+        """s as the loss uses it: a learned one does not go below its floor."""
+        return bounded(self.scale, self.scale_floor, math.inf) if self.learn_scale else self.scale
+
+    def current_margins(self) -> Tensor | None:
+        """m as the loss uses it before any warm-up: a learned one stays in its domain. None: the margin's own."""
+        if self.m is None or not self.learn_margin:
+            return self.m
+        low, high = (torch.tensor(b, device=self.m.device) for b in self.margin.bounds())
+        return bounded(self.m, low, high)
+
+    def forward(self, features: Tensor, labels: Tensor | None = None, *, mix: checks.Mix | None = None) -> Tensor:
+        """The loss; without labels, the logits."""
+        if labels is None:
+            return self.logits(features)
+        adjustment = self._adjustment()
+        m = self.current_margins()
+        scale = self.current_scale()
+        if self.scale_mode == "adacos-dynamic" and self.training:
+            scale = self._adacos_scale(features, labels)
+        loss = margin_softmax(
+            features,
+            self.weight,
+            labels,
+            self.margin,
+            scale=scale,
+            bias=self.bias,
+            unit_features=self.unit_features,
+            unit_weight=self.unit_weight,
+            gradient=self.gradient,
+            m=self._at_strength(m, adjustment.strength),
+            lam=adjustment.lam,
+            ignore_index=self.ignore_index,
+            label_smoothing=self.label_smoothing,
+            mix=mix,
+            reduction=self.reduction,
+            check=self.check,
+            backend=self.backend,
+        )
+        if self.training:
+            if isinstance(adjustment.penalty, Tensor):
+                loss = loss + adjustment.penalty * self.weight.float().square().sum(1).mean()
+            if self.learn_margin and m is not None:
+                zero = torch.tensor(self.margin.zero, device=m.device)
+                loss = loss - self.margin_reward * scale.detach() * (m - zero).mean()
+            # State moves last, so that a refused batch leaves none behind.
+            if self.scale_mode == "adacos-dynamic":
+                self.scale.copy_(scale)
+            for schedule in cast("list[Schedule]", self.schedules):
+                if not schedule.driven:
+                    schedule.advance()
+        return loss
+
+    def logits(self, features: Tensor) -> Tensor:
+        """(N, C) logits s·cos θ_j (or their unnormalised kin) without any margin, float32 or wider."""
+        checks.features_and_weight(features, self.weight, self.bias)
+        with torch.autocast(features.device.type, enabled=False):
+            dtype = wide_dtype(features, self.weight)
+            x, W = widen(features, dtype), widen(self.weight, dtype)
+            bias = None if self.bias is None else widen(self.bias, dtype)
+            sides = {"unit_features": self.unit_features, "unit_weight": self.unit_weight}
+            return F.linear(
+                scaled_features(x, W, self.current_scale(), **sides), unit(W) if self.unit_weight else W, bias
+            )
+
+    def predict_proba(self, features: Tensor) -> Tensor:
+        """(N, C) class probabilities. No label is seen and no margin applied, so rows sum to 1."""
+        return self.logits(features).softmax(-1)
+
+    @torch.no_grad()
+    def scores(self, features: Tensor, labels: Tensor) -> Scores:
+        """The target's angle and the rivals of a batch, for watching training; NaN in rows with ignore_index.
+
+        The nearest rival's angle is acos(hardest/s) when both sides are normalised and there is no bias.
+        """
+        batch = scores_of(
+            features,
+            self.weight,
+            labels,
+            scale=self.current_scale(),
+            bias=self.bias,
+            unit_features=self.unit_features,
+            unit_weight=self.unit_weight,
+            ignore_index=self.ignore_index,
+            check=self.check,
+            backend=self.backend,
+        )
+        ignored = ~batch.counts
+        return Scores._make(
+            (
+                None if t is None else t.masked_fill(ignored.reshape(-1, *[1] * (t.dim() - 1)), math.nan)
+                for t in batch.found
+            )
+        )
+
+    def _adjustment(self) -> Adjustment:
+        """All schedules together, at this step."""
+        lam: Tensor | float = 0.0
+        strength: Tensor | float = 1.0
+        penalty: Tensor | float = 0.0
+        for schedule in self.schedules:
+            one: Adjustment = schedule(self.training)
+            lam, strength, penalty = lam + one.lam, strength * one.strength, penalty + one.penalty
+        return Adjustment(lam, strength, penalty)
+
+    def _at_strength(self, m: Tensor | None, strength: Tensor | float) -> Tensor | None:
+        """m₀ + strength·(m − m₀), m₀ the m of no margin."""
+        if not isinstance(strength, Tensor) or self.margin.m is None:
+            return m
+        zero = torch.tensor(self.margin.zero, device=strength.device)
+        full = torch.tensor(self.margin.m, device=strength.device) if m is None else m
+        return zero + strength * (full - zero)
+
+    @torch.no_grad()
+    def _adacos_scale(self, features: Tensor, labels: Tensor) -> Tensor:
+        """s_t = ln B / cos min(π/4, median θ_y), B = mean_i Σ_{j≠y} exp(s_{t−1} cos θ_ij).
+
+        Zhang et al. 2019 (arXiv:1905.00292), with B as a log-sum-exp, a floor (C = 2 would give s = 0), and no
+        update from a batch without rivals or labels. It costs a second pass over the classes, without gradient.
+        """
+        found = self.scores(features, labels)
+        counted = ~found.rivals.isnan()
+        log_B = found.rivals.masked_fill(~counted, -math.inf).logsumexp(0) - counted.sum().clamp(min=1).log()
+        middle = found.angle.nanmedian().clamp(max=math.pi / 4)
+        scale = (log_B / middle.cos()).clamp(min=self.scale_floor).to(self.scale.dtype)
+        return torch.where(scale.isfinite() & counted.any(), scale, self.scale)
+
+    def extra_repr(self) -> str:
+        """The settings that matter, on one line."""
+        mode = "learned" if self.learn_scale else self.scale_mode
+        margin = f"{self.margin}" + (
+            ", learned" if self.learn_margin else ", by class" if self.m is not None else ""
+        )
+        return (
+            f"dim={self.dim}, classes={self.classes}, margin={margin}, "
+            f"scale={float(self.scale.detach()):.4g} ({mode}), bias={self.bias is not None}, unit_features={self.unit_features}, unit_weight={self.unit_weight}, "
+            f"gradient={self.gradient!r}, backend={self.backend!r}"
+        )
