@@ -1,6 +1,6 @@
 """Softmax with a margin: exact losses for embeddings and classifiers."""
 
-from hypermargin import advise, hinge, margins, schedule
+from hypermargin import advise, hinge, margins, schedule, testing
 from hypermargin.family import create_head, list_heads
 from hypermargin.functional import margin_cross_entropy, margin_softmax
 from hypermargin.head import MarginHead
@@ -19,4 +19,5 @@ __all__ = [
     "margin_softmax",
     "margins",
     "schedule",
+    "testing",
 ]

@@ -95,7 +95,8 @@ def equivalent_margin(
     w = band_width(kinds[name](m), theta12)
     if w >= theta12:
         raise ValueError(
-            f"{name} = {m:g} fills the whole arc of theta12 = {theta12:g}, so it has no counterparts. Take a smaller m."
+            f"{name} = {m:g} fills the whole arc of theta12 = {theta12:g}, so it has no counterparts. "
+            "Take a smaller m."
         )
     return EquivalentMargins(
         theta12=theta12,

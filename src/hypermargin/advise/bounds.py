@@ -29,7 +29,7 @@ def check_probability(probability: float) -> None:
 
 def check_angle(name: str, theta: float, *, zero: bool) -> None:
     """An angle between two directions, in radians."""
-    if not (0 <= theta if zero else 0 < theta) or theta > math.pi + 1e-12:
+    if not 0 <= theta <= math.pi + 1e-12 or (theta == 0 and not zero):
         raise ValueError(f"{name} must lie in {'[' if zero else '('}0, π]; got {theta:g}. Angles are in radians.")
 
 
@@ -52,9 +52,9 @@ def smallest_scale(classes: int, probability: float = 0.9, m: float | Margin = 0
     gap = psi_at(m, angle) + math.cos(angle) / (classes - 1)
     if gap <= 0:
         raise ValueError(
-            f"m = {m} cannot be met at angle {angle:g}: the margined target cosine {psi_at(m, angle):.4g} is not above "
-            f"the rivals' {-math.cos(angle) / (classes - 1):.4g}, so no scale gives probability {probability:g}. "
-            "Take a smaller m."
+            f"m = {m} cannot be met at angle {angle:g}: the margined target cosine {psi_at(m, angle):.4g} is not "
+            f"above the rivals' {-math.cos(angle) / (classes - 1):.4g}, so no scale gives probability "
+            f"{probability:g}. Take a smaller m."
         )
     return max(0.0, math.log((classes - 1) * probability / (1 - probability)) / gap)
 

@@ -1,0 +1,37 @@
+import os
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+from hypermargin import margins
+from hypermargin.margins import ArcFace, Combined, CosFace, NoMargin, Piecewise, SphereFace
+from hypermargin.margins.arcface import BEYOND
+from hypermargin.scores import BACKENDS
+
+settings.register_profile(
+    "repeatable", derandomize=True, deadline=None, max_examples=25, suppress_health_check=list(HealthCheck)
+)
+settings.load_profile("repeatable")
+torch.set_num_threads(1)  # the tests run two at a time
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
+# Every registered margin at its defaults, plus the settings in which it behaves differently.
+ALL_MARGINS = [margins.get(name)() for name in margins.names()] + [
+    NoMargin(),
+    CosFace(0.1),
+    SphereFace(1.0),
+    SphereFace(1.7),
+    SphereFace(3.0, lam=5.0),
+    Combined(1.35, 0.2, 0.1),
+    Combined(0.9, 0.4, 0.15),
+    Piecewise(3.0),
+]
+PUBLISHED_VARIANTS = [ArcFace(0.5, beyond=b) for b in BEYOND if b != "smooth"] + [
+    SphereFace(4.0, beyond="none"),
+    SphereFace(1.35, beyond="none"),
+    Combined(1.0, 0.3, 0.2, beyond="none"),
+]
+over_margins = pytest.mark.parametrize("margin", ALL_MARGINS, ids=str)
+over_all_variants = pytest.mark.parametrize("margin", ALL_MARGINS + PUBLISHED_VARIANTS, ids=str)
+over_backends = pytest.mark.parametrize("backend", sorted(BACKENDS))

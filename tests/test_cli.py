@@ -1,0 +1,149 @@
+"""The command line, run as a user runs it; the many small cases run in this process to save the start-up."""
+
+import importlib
+import os
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from hypermargin import cli
+from hypermargin.advise import recommend
+
+
+def shell(*arguments, script=False, **environment):
+    """Run in a fresh process without a terminal: exit code, stdout, stderr."""
+    program = (
+        [str(Path(sys.executable).with_name("hypermargin"))]
+        if script
+        else [sys.executable, "-m", "hypermargin.cli"]
+    )
+    done = subprocess.run(
+        [*program, *arguments],
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=120,
+        check=False,
+        env={**os.environ, **environment},
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Run `main` here: exit code, stdout, stderr."""
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["hypermargin", *arguments])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        printed = capsys.readouterr()
+        return end.value.code or 0, printed.out, printed.err
+
+    return call
+
+
+def test_advise_as_a_process():
+    code, out, err = shell("advise", "--classes", "10000", "--dim", "512")
+    assert (code, err) == (0, "")
+    assert "\x1b" not in out  # no colours where there is no terminal
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    advice = recommend(10_000, 512)
+    assert f"scale s {advice.s:g}" in lines
+    assert "m 0.5" in lines
+    assert "margin arcface: ψ(θ) = g(θ + m)" in lines
+    assert f"loss floor {advice.floor:.3g}, the least mean loss of balanced classes" in lines
+    words = " ".join(lines)
+    for reason in advice.reasons:
+        assert reason in words
+
+
+def test_errors_as_a_process():
+    code, out, err = shell("advise", "--classes", "10", "--dim", "2", "--m", "0.7", script=True)
+    assert (code, out) == (2, "")
+    assert "ArcFace's m must stay below 0.628" in err
+    assert err.count("\n") == 1
+
+
+def test_ascii_terminal():
+    code, out, _ = shell("advise", "--classes", "10", "--dim", "16", PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+    assert code == 0
+    assert "scale s" in out
+
+
+def test_version(run):
+    assert run("--version") == (0, f"hypermargin {version('hypermargin')}\n", "")
+
+
+def test_no_arguments_show_help(run):
+    code, out, _ = run()
+    assert code == 0
+    assert "Usage: hypermargin" in out
+    assert "advise" in out
+    assert run("--help")[:2] == (code, out)
+
+
+def test_help_examples_run(run):
+    _, out, _ = run("advise", "--help")
+    examples = [line.split()[1:] for line in out.splitlines() if line.strip().startswith("hypermargin advise")]
+    assert len(examples) >= 4
+    for example in examples:
+        code, printed, err = run(*example)
+        assert (code, err) == (0, "")
+        assert "scale s" in printed
+
+
+def test_options_reach_the_advice(run):
+    _, plain, _ = run("advise", "--classes", "1000", "--dim", "128", "--margin", "none")
+    assert "cos θ" in plain
+    _, own, _ = run("advise", "--classes", "1000", "--dim", "128", "--margin", "cosface", "--m", "0.2")
+    assert "0.2\n" in own.replace(" ", "")
+    _, three, _ = run("advise", "--classes", "1000", "--dim", "128", "--margin", "combined")
+    assert "1, 0.3, 0.2" in three
+    _, sure, _ = run("advise", "--classes", "1000", "--dim", "128", "--probability", "0.999")
+    assert "p_y ≥ 0.999" in sure
+    _, far, _ = run("advise", "--classes", "1000", "--dim", "128", "--angle", "0.9")
+    assert "at 51.6°" in " ".join(far.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("advise", "Missing option '--classes'"),
+        ("advise --classes 0 --dim 3", "classes must be at least 2; got 0"),
+        ("advise --classes ten --dim 3", "Invalid value for '--classes'"),
+        ("advise --classes 10 --dim 3 --margin arcfase", "Did you mean 'arcface'?"),
+        ("advise --classes 10 --dim 20 --margin combined --m 0.2", "'combined' has not. Leave --m out."),
+        ("advise --classes 10 --dim 20 --m -1", "ArcFace(m=…) must lie in [0, 3.14159); got -1"),
+        ("advise --classes 10 --dim 20 --probability 1", "probability must lie in (0, 1); got 1"),
+        ("advise --classes 10 --dim 20 --nope", "No such option"),
+        ("nonsense", "No such command 'nonsense'"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(run, arguments, message):
+    code, out, err = run(*arguments.split())
+    assert (code, out) == (2, "")
+    assert err.startswith("hypermargin: error: ")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_a_bug_is_not_hidden(run, monkeypatch):
+    def broken(*_, **__):
+        raise KeyError("a bug")
+
+    monkeypatch.setattr("hypermargin.advise.recommend", broken)
+    with pytest.raises(KeyError):
+        monkeypatch.setattr(sys, "argv", ["hypermargin", "advise", "--classes", "10", "--dim", "3"])
+        cli.main()
+
+
+@pytest.mark.parametrize("package", ["typer", "rich.console"])
+def test_missing_extra_says_what_to_install(monkeypatch, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, "hypermargin.cli")
+    with pytest.raises(SystemExit, match=r"pip install 'hypermargin\[cli\]'"):
+        importlib.import_module("hypermargin.cli")
