@@ -131,13 +131,13 @@ def test_bad_input_is_one_line_and_exit_code_2(run, arguments, message):
     assert err.count("\n") == 1
 
 
-def test_a_bug_is_not_hidden(run, monkeypatch):
+def test_a_bug_is_not_hidden(monkeypatch):
     def broken(*_, **__):
         raise KeyError("a bug")
 
     monkeypatch.setattr("hypermargin.advise.recommend", broken)
+    monkeypatch.setattr(sys, "argv", ["hypermargin", "advise", "--classes", "10", "--dim", "3"])
     with pytest.raises(KeyError):
-        monkeypatch.setattr(sys, "argv", ["hypermargin", "advise", "--classes", "10", "--dim", "3"])
         cli.main()
 
 

@@ -314,7 +314,7 @@ def test_learned_scale_ends_at_its_floor():
     """Where every sample is on the wrong side, s only falls; what it becomes is the floor somebody chose."""
     x, W, _ = make(C=5)
     farthest = (F.normalize(x) @ F.normalize(W).T).argmin(1)
-    for floor in (0.01, smallest_scale(5)):
+    for floor in (0.01, smallest_scale(5, 0.9)):
         head = create_head("normface", 4, 5, scale=10.0, scale_floor=floor, dtype=torch.float64)
         head.weight.data.copy_(W)
         optimizer = torch.optim.SGD([head.scale], lr=5.0)
@@ -325,11 +325,11 @@ def test_learned_scale_ends_at_its_floor():
         assert float(head.current_scale().detach()) == pytest.approx(floor)
     # and s decides how far the loss can fall at all
     centres, y = simplex(10), torch.arange(10)
-    for s in (0.01, smallest_scale(10)):
+    for s in (0.01, smallest_scale(10, 0.9)):
         reached = float(margin_softmax(centres, centres, y, NoMargin(), scale=s))
         assert reached == pytest.approx(loss_floor(10, s))
     assert loss_floor(10, 0.01) > 2.29
-    assert loss_floor(10, smallest_scale(10)) == pytest.approx(-math.log(0.9))
+    assert loss_floor(10, smallest_scale(10, 0.9)) == pytest.approx(-math.log(0.9))
 
 
 def test_p2sgrad_has_a_step_size():

@@ -85,7 +85,9 @@ def peer():
 
 
 FREE = {"unit_features": False, "unit_weight": False}
-PEERS = [  # its weight is (dim, classes); ArcFace's margin is in degrees, and goes on by beyond="linear"
+# Its weight is (dim, classes) and its ArcFace margin in degrees. Past π, ArcFace is our beyond="linear", SphereFace
+# and LargeMarginSoftmax are our "smooth" (g, by Chebyshev polynomials, so only for integer m); gradients are exact.
+PEERS = [
     ("NormalizedSoftmaxLoss", {"temperature": 0.05}, NoMargin(), {"scale": 20.0}),
     ("CosFaceLoss", {"margin": 0.35, "scale": 64}, CosFace(0.35), {"scale": 64.0}),
     ("ArcFaceLoss", {"margin": 28.6, "scale": 64}, ArcFace(math.radians(28.6), "linear"), {"scale": 64.0}),
@@ -133,8 +135,8 @@ class Published(NamedTuple):
 S64, S32, S30 = {"scale": 64.0}, {"scale": 32.0}, {"scale": 30.0}
 STRAIGHT, LONG = {"gradient": "straight"}, {"unit_features": False, "scale": 1.0}
 PUBLISHED = [
-    # deepinsight/insightface, recognition/arcface_torch/losses.py. Three ArcFaces in its history: until 2021
-    # cos(θ + m) by autograd; until Dec 2022 c − m sin m past π − m; since then cos(θ + m) under no_grad, dψ/dc = 1.
+    # deepinsight/insightface, recognition/arcface_torch/losses.py. Three ArcFaces in its history: cos(θ + m) by
+    # autograd; then c − m sin m past π − m; since Dec 2022 cos(θ + m) under no_grad, so dψ/dc = 1.
     # (Partial FC then clamps p at 1e-30, which caps the reported loss at 69.1; here is the loss before that.)
     Published(
         "insightface ArcFace, CombinedMarginLoss(1, 0.5, 0) at HEAD", ArcFace(0.5, "none"), S64 | STRAIGHT,
@@ -143,13 +145,13 @@ PUBLISHED = [
         (-30.9397258514, 71.5596096497, 30.8720706415, -2.09632618318, 0.527371636163),
     ),
     Published(
-        "insightface ArcFace 2022", ArcFace(0.5, "linear"), S64,
+        "insightface ArcFace at 2e2e8c97", ArcFace(0.5, "linear"), S64,
         (0.0112637480362, 26.8318025426, 87.4836932677, 78.3499030751, 91.1820579395, 137.131575202),
         (0.437312447307, -96.0491073922, -9.89900255845, 23.6832724641, -12.5131754882, 2.09549118129),
         (-31.1229079151, 85.51227401, 31.4810925991, -1.09952906021, 0.527371636163),
     ),
     Published(
-        "insightface ArcFace 2021", ArcFace(0.5, "none"), S64,
+        "insightface ArcFace at ede87b4a", ArcFace(0.5, "none"), S64,
         (0.0112637480362, 26.8318025426, 87.4836932677, 78.3499030751, 78.7369161756, 116.794513578),
         (0.437312447307, -96.0491073922, -9.89900255845, 23.6832724641, -13.1214121123, 7.51785880807),
         (-9.36685667795, 85.51227401, 31.4810925991, -1.09952906021, -0.248338948065),
@@ -268,7 +270,7 @@ def test_the_a_softmax_head_walks_through_wespeakers_steps():
 
 
 def caffe(c, m):
-    """ψ without acos: 2σc² − 1 and its kin, σ = sgn c (wy1iu/LargeMargin_Softmax_Loss, README and layer)."""
+    """ψ without acos: 2σc² − 1 and its kin, σ = sgn c (wy1iu/LargeMargin_Softmax_Loss, the layer's .cpp)."""
     sign = c.sign()
     if m == 2:
         return 2 * sign * c**2 - 1

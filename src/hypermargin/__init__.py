@@ -1,6 +1,6 @@
 """Softmax with a margin: exact losses for embeddings and classifiers."""
 
-from hypermargin import advise, hinge, margins, schedule, testing
+from hypermargin import advise, hinge, margins, schedule, scores, testing
 from hypermargin.family import create_head, list_heads
 from hypermargin.functional import margin_cross_entropy, margin_softmax
 from hypermargin.head import MarginHead
@@ -19,5 +19,6 @@ __all__ = [
     "margin_softmax",
     "margins",
     "schedule",
+    "scores",
     "testing",
 ]

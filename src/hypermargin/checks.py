@@ -30,6 +30,12 @@ def near(value: object, allowed: Iterable[str]) -> str:
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
+def instance(name: str, value: object, kind: type, like: str) -> None:
+    """An object of a class."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} must be a {kind.__name__} such as {like}; got {value!r}.")
+
+
 def count(name: str, value: object, least: int = 1) -> None:
     """A whole number of things."""
     if isinstance(value, bool) or not isinstance(value, int):

@@ -81,7 +81,7 @@ def advise(
     ] = None,
     probability: Annotated[
         float, typer.Option(help="The target probability a sample on its centre is to reach.")
-    ] = 0.9,
+    ] = 0.99,
     angle: Annotated[
         float | None, typer.Option(help="Median angle of your samples to their centres, in radians, if known.")
     ] = None,
@@ -150,7 +150,7 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # θ and ≥ must not end a run on an ASCII terminal
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="hypermargin", standalone_mode=False)
     except Exception as error:
         # typer carries its own copy of click or uses the real one, by version; both errors look like this.
         if not hasattr(error, "format_message"):

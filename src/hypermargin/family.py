@@ -137,6 +137,7 @@ def create_head(name: str, dim: int, classes: int, **overrides: Any) -> MarginHe
         "schedule": recipe.schedule and recipe.schedule(),
     }
     margin = overrides.get("margin", recipe.margin)
+    checks.instance("margin", margin, Margin, "ArcFace(m=0.5)")
     of_margin = [f.name for f in dataclasses.fields(margin)]
     of_head = [p for p in inspect.signature(MarginHead).parameters if p not in ("dim", "classes")]
     for key in overrides:

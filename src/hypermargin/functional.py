@@ -270,8 +270,7 @@ def _check_options(
     rows: int,
     classes: int,
 ) -> None:
-    if not isinstance(margin, Margin):
-        raise TypeError(f"margin must be a Margin such as ArcFace(m=0.5); got {margin!r}.")
+    checks.instance("margin", margin, Margin, "ArcFace(m=0.5)")
     checks.one_of("gradient", gradient, ("exact", "straight"))
     checks.one_of("reduction", reduction, ("mean", "sum", "none"))
     checks.in_range("label_smoothing", label_smoothing, 0.0, 1.0)

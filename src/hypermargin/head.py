@@ -72,8 +72,7 @@ class MarginHead(nn.Module):
         super().__init__()
         checks.count("dim", dim)
         checks.count("classes", classes)
-        if not isinstance(margin, Margin):
-            raise TypeError(f"margin must be a Margin such as ArcFace(m=0.5); got {margin!r}.")
+        checks.instance("margin", margin, Margin, "ArcFace(m=0.5)")
         checks.one_of("gradient", gradient, ("exact", "straight"))
         checks.one_of("reduction", reduction, ("mean", "sum", "none"))
         checks.in_range("label_smoothing", label_smoothing, 0.0, 1.0)
@@ -93,6 +92,8 @@ class MarginHead(nn.Module):
         self._set_scale(scale, scale_floor, device)
         self._set_margins(class_margins, device)
         schedules = [schedule] if isinstance(schedule, Schedule) else list(schedule or ())
+        for each in schedules:
+            checks.instance("schedule", each, Schedule, "schedule.MarginWarmup(steps=1000), or several")
         if unit_weight and any(isinstance(s, Alternation) for s in schedules):
             raise ValueError(
                 "schedule=Alternation(…) penalises |W|, which unit_weight=True takes out of the loss. "
@@ -131,6 +132,8 @@ class MarginHead(nn.Module):
             return
         if self.margin.m is None:
             raise ValueError("class_margins and learn_margin need a margin that has an m; NoMargin has none.")
+        if self.learn_margin and self.gradient == "straight":
+            raise ValueError('learn_margin=True needs gradient="exact"; "straight" gives m no gradient.')
         low, high = (torch.tensor(b, device=device) for b in self.margin.bounds())
         if class_margins is None:
             value = torch.tensor(self.margin.m, device=device)
@@ -287,6 +290,7 @@ class MarginHead(nn.Module):
         )
         return (
             f"dim={self.dim}, classes={self.classes}, margin={margin}, "
-            f"scale={float(self.scale.detach()):.4g} ({mode}), bias={self.bias is not None}, unit_features={self.unit_features}, unit_weight={self.unit_weight}, "
+            f"scale={float(self.scale.detach()):.4g} ({mode}), bias={self.bias is not None}, "
+            f"unit_features={self.unit_features}, unit_weight={self.unit_weight}, "
             f"gradient={self.gradient!r}, backend={self.backend!r}"
         )

@@ -2,7 +2,8 @@
 
     bounds  what the number of classes and the dimension allow, whatever is trained
     bands   what a margin does between two classes, and which margins do the same
-    rule    `recommend`: a scale and a margin, with the reasons in words
+    rule    `recommend`: a scale and a margin
+    reasons the sentences that say why
 
 Angles are radians. Everything here is a few lines of arithmetic on plain numbers.
 """

@@ -23,7 +23,7 @@ def check_probability(probability: float) -> None:
     """A probability that a finite scale can reach."""
     if not 0 < probability < 1:
         raise ValueError(
-            f"probability must lie in (0, 1); got {probability:g}. No finite scale reaches 0 or 1; try 0.9."
+            f"probability must lie in (0, 1); got {probability:g}. No finite scale reaches 0 or 1; try 0.99."
         )
 
 
@@ -33,7 +33,13 @@ def check_angle(name: str, theta: float, *, zero: bool) -> None:
         raise ValueError(f"{name} must lie in {'[' if zero else '('}0, π]; got {theta:g}. Angles are in radians.")
 
 
-def smallest_scale(classes: int, probability: float = 0.9, m: float | Margin = 0.0, *, angle: float = 0.0) -> float:
+def smallest_scale(
+    classes: int,
+    probability: float = 0.99,
+    m: float | Margin = 0.0,
+    *,
+    angle: float = 0.0,
+) -> float:
     """The smallest s at which a sample can get the target probability P = `probability`.
 
     The centres form a simplex, the best there is: c_j = −cos θ/(C−1) for the rivals of a sample at θ = `angle`
@@ -74,7 +80,7 @@ def loss_floor(classes: int, s: float, m: float | Margin = 0.0) -> float:
 
         log(1 + (C−1)·exp(−s·(ψ(0) + 1/(C−1)))),     with CosFace: exponent −s·(C/(C−1) − m).
 
-    Reached if and only if centres form a simplex with the samples on them, which needs C ≤ d + 1.
+    Reached when the centres form a simplex with the samples on them, which needs C ≤ d + 1.
     Why: let A be the mean of cos θ_y. LSE_j z_j ≥ ln(C−1) + mean_j z_j, and softplus is convex, so the mean loss
     is ≥ softplus(ln(C−1) + s·E) with E the mean over y of (rivals' mean cosine − ψ(θ_y)). Σ_y Σ_j ⟨x_y, w_j⟩
     = ⟨Σx, Σw⟩ ≥ −|Σ(x − w)|²/4 ≥ −C²(1−A)/2 bounds the rivals, and E ≥ −ψ(0) − 1/(C−1) follows when

@@ -19,9 +19,10 @@ def _degrees(theta: float) -> str:
 def scale(advice: Recommendation, scales: Scales) -> list[str]:
     """The rule with its numbers."""
     said = [
-        f"Scale: the smallest s with p_y ≥ {advice.probability:g} on the centre (s ≥ {scales.on_centre:.1f}), "
-        f"the same against the nearest rival alone (s ≥ {scales.nearest:.1f}), and p_y ≥ 1/2 for a typical sample "
-        f"at {_degrees(advice.angle)} (s ≥ {scales.typical:.1f}), margin included."
+        f"Scale: the smallest s that predicts p_y ≥ {advice.probability:g} on the centre "
+        f"(s ≥ {scales.on_centre:.1f}), the same against the nearest rival alone (s ≥ {scales.nearest:.1f}), and "
+        f"gives a typical sample at {_degrees(advice.angle)} p_y ≥ 1/2 in training, margin included "
+        f"(s ≥ {scales.typical:.1f})."
     ]
     if scales.typical > scales.s:
         said.append(

@@ -76,7 +76,7 @@ class Scales:
 def typical_angle(classes: int) -> float:
     """θ of the rule: π/6 up to 1000 classes, rising with log C to π/4 at 100,000 and beyond.
 
-    π/6 is what the best settings measured at 964 classes amount to (NormFace s = 8; CosFace 10, m 0.2; ArcFace 16,
+    The best settings measured at 964 classes amount to 28° to 36° (NormFace s = 8; CosFace 10, m 0.2; ArcFace 16,
     m 0.5). π/4 is AdaCos' choice for faces and, with a margin, gives the papers' s = 30-64. Between is a straight
     line, no more.
     """
@@ -89,21 +89,22 @@ def recommend(
     dim: int,
     *,
     margin: str | Margin = "arcface",
-    probability: float = 0.9,
+    probability: float = 0.99,
     angle: float | None = None,
 ) -> Recommendation:
     """A scale and a margin to start from, with the reasons.
 
     `margin` is a registered name (m is then chosen) or a Margin (taken as it is). The scale is the smallest with
 
-        p_y ≥ P     for a sample on its centre, the centres forming a simplex       (P = `probability`)
-        p_y ≥ P     for the same sample against its nearest rival alone, at φ = largest_angle(classes, dim)
-        p_y ≥ 1/2   for a typical sample, at θ = `angle` from its centre, or min(typical_angle(classes), φ/2);
-                    at most s = 64 for this one's sake
+        p_y ≥ P     predicted for a sample on its centre, the centres forming a simplex     (P = `probability`)
+        p_y ≥ P     for the same sample against its nearest rival alone, at φ = largest_angle(classes, dim):
+                    s ≥ ln(P/(1−P)) / (1 − cos φ)
+        p_y ≥ 1/2   in training, so with the margin, for a typical sample: at θ = `angle` from its centre, or
+                    min(typical_angle(classes), φ/2). At most s = 64 for this one's sake
 
-    where p_y is the probability the loss sees, margin included. More scale than that saturates: typical samples
-    get p_y ≈ 1 and teach nothing. A chosen m is the usual one, or less where its band would exceed φ/2, that is,
-    be wider than the classes it leaves. Better than the default θ is the median target angle of your own samples.
+    More scale than that saturates: typical samples get p_y ≈ 1 and teach nothing. A chosen m is the usual one, or
+    less where its band would exceed φ/2, that is, be wider than the classes it leaves. Better than the default θ is
+    the median target angle of your own training samples.
     """
     checks.count("classes", classes, 2)
     checks.count("dim", dim)
@@ -148,9 +149,9 @@ def recommend(
 
 def _scales(classes: int, phi: float, margin: Margin, probability: float, theta: float) -> Scales:
     reachable = psi_at(margin, theta) + math.cos(theta) / (classes - 1) > 0
-    nearest = math.log(probability / (1 - probability)) / (psi_at(margin, 0.0) - math.cos(phi))
+    nearest = math.log(probability / (1 - probability)) / (2 * math.sin(phi / 2) ** 2)  # 1 − cos φ, all digits
     return Scales(
-        on_centre=smallest_scale(classes, probability, margin),
+        on_centre=smallest_scale(classes, probability),
         nearest=max(0.0, nearest),
         typical=smallest_scale(classes, 0.5, margin, angle=theta) if reachable else math.inf,
     )

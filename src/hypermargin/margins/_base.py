@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Iterator
 from typing import Any, ClassVar, TypeVar
@@ -11,6 +10,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
+from hypermargin import checks
 from hypermargin.numerics import guarded_acos
 
 Numbers = float | tuple[float, ...] | None
@@ -72,10 +72,8 @@ class Margin:
             where = f"{type(self).__name__}({field.name}=…)"
             if "low" in meta:
                 _check_number(where, value, meta)
-            elif "choices" in meta and value not in meta["choices"]:
-                close = difflib.get_close_matches(str(value), meta["choices"], 1)
-                hint = f" Did you mean {close[0]!r}?" if close else ""
-                raise ValueError(f"{where} must be one of {', '.join(meta['choices'])}; got {value!r}.{hint}")
+            elif "choices" in meta:
+                checks.one_of(where, value, meta["choices"])
 
 
 def _check_number(where: str, value: object, meta: Any) -> None:
@@ -138,6 +136,5 @@ def get(name: str) -> type[Margin]:
     try:
         return _REGISTRY[name]
     except KeyError:
-        close = difflib.get_close_matches(str(name), _REGISTRY, 1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"unknown margin {name!r}; registered are {', '.join(names())}.{hint}") from None
+        known = ", ".join(names())
+        raise ValueError(f"unknown margin {name!r}; registered are {known}.{checks.near(name, names())}") from None

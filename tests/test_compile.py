@@ -1,0 +1,124 @@
+"""torch.compile without a graph break, torch.export of inference, and DDP."""
+
+import copy
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+from test_head import HEADS, STATEFUL, batch, make
+
+import hypermargin as hm
+from hypermargin.margins import ArcFace, SphereFace
+
+SETTINGS = [(name, {}) for name in HEADS if name != "sphereface"] + STATEFUL
+
+
+def train(head, step, x, y):
+    """Three steps of SGD; losses and what is left in the head."""
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+    losses = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = step(x, y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return torch.stack(losses), head.state_dict()
+
+
+def assert_compiles(name, options, backend, tol):
+    torch._dynamo.reset()
+    x, y = batch()
+    eager = make(name, label_smoothing=0.1, **copy.deepcopy(options))
+    head = copy.deepcopy(eager)
+    expected, state = train(eager, eager, x, y)
+    losses, compiled_state = train(head, torch.compile(head, fullgraph=True, backend=backend), x, y)
+    torch.testing.assert_close(losses, expected, rtol=tol, atol=tol)
+    for key, value in state.items():
+        torch.testing.assert_close(compiled_state[key], value, rtol=tol, atol=tol)
+
+
+@pytest.mark.parametrize(("name", "options"), SETTINGS, ids=str)
+def test_a_training_step_compiles_without_a_graph_break(name, options):
+    assert_compiles(name, options, "aot_eager", 1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "options"), SETTINGS, ids=str)
+def test_a_training_step_compiles_with_inductor(name, options):
+    assert_compiles(name, options, "inductor", 1e-4)
+
+
+def test_compiled_steps_do_not_recompile_as_schedules_move():
+    torch._dynamo.reset()
+    head = make("a-softmax", schedule=[hm.schedule.LambdaAnnealing(), hm.schedule.MarginWarmup(5)])
+    x, y = batch()
+    step = torch.compile(head, fullgraph=True, backend="aot_eager")
+    step(x, y)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for _ in range(3):
+            step(x, y)
+    assert head.schedules[0].step == 4
+
+
+def test_compile_with_mixup_ignored_rows_and_the_straight_gradient():
+    torch._dynamo.reset()
+    x, y = batch()
+    y[2] = -100
+    W = torch.randn(5, 8)
+
+    def loss(x, W, share):
+        options = {"scale": 8.0, "gradient": "straight", "mix": (y.flip(0), share)}
+        return hm.margin_softmax(x, W, y, ArcFace(), **options) + hm.margin_cross_entropy(
+            torch.nn.functional.normalize(x) @ torch.nn.functional.normalize(W).T, y, SphereFace(3.0), 8.0
+        )
+
+    args = (x.requires_grad_(), W.requires_grad_(), torch.tensor(0.3))
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")(*args)
+    torch.testing.assert_close(compiled, loss(*args))
+    for a, b in zip(torch.autograd.grad(compiled, args[:2]), torch.autograd.grad(loss(*args), args[:2]), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_inference_exports_with_a_dynamic_batch(name):
+    head = make(name).eval()
+    rows = torch.export.Dim("rows")
+    program = torch.export.export(head, (batch()[0],), dynamic_shapes=({0: rows},))
+    x = batch(5, n=7)[0]
+    torch.testing.assert_close(program.module()(x), head(x))
+
+
+def _ddp_worker(rank, file, results):
+    os.environ["MASTER_ADDR"] = "127.0.0.1"
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
+    head = make("a-softmax")
+    if rank:
+        torch.nn.init.zeros_(head.weight)  # DDP must bring rank 0's
+    wrapped = torch.nn.parallel.DistributedDataParallel(head)
+    x, y = batch()
+    for _ in range(2):
+        wrapped(x[rank::2], y[rank::2]).backward()
+    results.put((rank, head.weight.grad.tolist(), head.schedules[0].step.item()))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_ddp_gives_the_gradient_of_the_whole_batch(tmp_path):
+    context = torch.multiprocessing.get_context("spawn")
+    results = context.Queue()
+    workers = [context.Process(target=_ddp_worker, args=(r, tmp_path / "rendezvous", results)) for r in range(2)]
+    for worker in workers:
+        worker.start()
+    got = sorted(results.get(timeout=120) for _ in workers)
+    for worker in workers:
+        worker.join(60)
+        assert worker.exitcode == 0
+    head = make("a-softmax")
+    for _ in range(2):
+        head(*batch()).backward()
+    for _, grad, step in got:
+        torch.testing.assert_close(torch.tensor(grad), head.weight.grad)
+        assert step == 2
