@@ -1,4 +1,4 @@
-"""Inputs on which margin losses go wrong: parallel, opposite, zero and repeated rows, knots, few classes, odd sizes."""
+"""Inputs on which margin losses go wrong: parallel, zero and repeated rows, knots, few classes, odd lengths."""
 
 from __future__ import annotations
 

@@ -121,9 +121,11 @@ def oracle(x, W, y, margin, *, s=1.0, b=None, unit_x, unit_w, m=None, lam=0.0, s
         grad[rivals] = q * np.exp(z[rivals] - R)
         grad[y[i]] = -q
 
-        def add_x(factor, vector):
+        def add_x(factor, vector, i=i):
             dx[i] += factor * vector
-            size["x"][i] += abs(factor) * max(_direction(vector)[1], L(1))  # a projection rounds as what it projects
+            size["x"][i] += abs(factor) * max(
+                _direction(vector)[1], L(1)
+            )  # a projection rounds as what it projects
 
         def add_W(j, factor, vector):
             dW[j] += factor * vector

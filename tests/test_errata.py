@@ -349,6 +349,6 @@ def test_scale_bound_of_cosface_is_without_the_margin():
         return float((-margin_softmax(centres, centres, y, margin, scale=s)).exp())
 
     assert seen(printed, NoMargin()) == pytest.approx(P)
-    assert seen(printed, CosFace(m=m)) < 0.76
+    assert seen(printed, CosFace(m=m)) == pytest.approx(0.69, abs=0.005)
     assert seen(smallest_scale(C, P, m), CosFace(m=m)) == pytest.approx(P)
     assert smallest_scale(C, P) == pytest.approx(printed)

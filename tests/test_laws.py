@@ -207,7 +207,9 @@ def test_margins_by_row_and_by_class(margin, backend, seed):
         one = losses(x[i : i + 1], W, y[i : i + 1], margin, m=by_class[y[i]], scale=5.0, backend=backend)
         close(ours[i : i + 1], one)
     scale = torch.linspace(1, 9, len(x), dtype=x.dtype)
-    apart = [losses(x[i : i + 1], W, y[i : i + 1], margin, scale=scale[i].item(), backend=backend) for i in range(5)]
+    apart = [
+        losses(x[i : i + 1], W, y[i : i + 1], margin, scale=scale[i].item(), backend=backend) for i in range(5)
+    ]
     close(losses(x, W, y, margin, scale=scale, backend=backend), torch.cat(apart))
 
 
@@ -334,7 +336,9 @@ def test_bias(backend, seed, shift):
     x1, Wb = torch.cat((x, torch.ones(5, 1, dtype=x.dtype)), 1), torch.cat((W, b[:, None]), 1)
     close(losses(x, W, y, NoMargin(), bias=b, **free), losses(x1, Wb, y, NoMargin(), **free))
     # for a margin the augmented angle is another angle
-    assert (losses(x, W, y, SphereFace(2.0), bias=b, **free) - losses(x1, Wb, y, SphereFace(2.0), **free)).abs().max() > 1e-6
+    assert (
+        losses(x, W, y, SphereFace(2.0), bias=b, **free) - losses(x1, Wb, y, SphereFace(2.0), **free)
+    ).abs().max() > 1e-6
 
 
 @given(seeds)

@@ -51,13 +51,13 @@ def test_the_laws_catch_a_bad_margin():
     for D in (jumps, starts_at_the_cosine_of_the_knot):
         with pytest.raises(LawBroken, match=r"D\(π/m\) must be −1"):
             check_margin(Piecewise(3.0, D=D))
+
+    @dataclasses.dataclass(frozen=True)
+    class Reward(Margin):
+        def psi(self, theta, m=None):
+            return theta.cos() + 0.1
+
     with pytest.raises(LawBroken, match="ψ exceeds cos θ"):
-
-        @dataclasses.dataclass(frozen=True)
-        class Reward(Margin):
-            def psi(self, theta, m=None):
-                return theta.cos() + 0.1
-
         check_margin(Reward())
 
 
@@ -69,10 +69,14 @@ def test_small_jumps_are_found_too():
 @given(st.floats(0, 40))
 def test_g_is_one_minus_the_integral_of_the_absolute_sine(u):
     k, rest = divmod(u, math.pi)
-    assert math.isclose(g(torch.tensor(u, dtype=torch.float64)).item(), 1 - (2 * k + 1 - math.cos(rest)), abs_tol=1e-12)
+    assert math.isclose(
+        g(torch.tensor(u, dtype=torch.float64)).item(), 1 - (2 * k + 1 - math.cos(rest)), abs_tol=1e-12
+    )
 
 
-@pytest.mark.parametrize("margin", [SphereFace(4.0), SphereFace(1.7), ArcFace(0.5), Combined(2.3, 0.4, 0.1)], ids=str)
+@pytest.mark.parametrize(
+    "margin", [SphereFace(4.0), SphereFace(1.7), ArcFace(0.5), Combined(2.3, 0.4, 0.1)], ids=str
+)
 def test_smooth_psi_has_a_continuous_slope(margin):
     theta = torch.linspace(0, math.pi, 200_001, dtype=torch.float64, requires_grad=True)
     (slope,) = torch.autograd.grad(margin.psi(theta).sum(), theta)
@@ -99,7 +103,11 @@ def test_combined_contains_the_others(theta, m):
 @given(angles, st.floats(1, 5.999))
 def test_real_m_lies_between_the_integers(theta, m):
     low, high = math.floor(m), math.floor(m) + 1
-    assert at(SphereFace(float(high)), theta) - 1e-12 <= at(SphereFace(m), theta) <= at(SphereFace(float(low)), theta) + 1e-12
+    assert (
+        at(SphereFace(float(high)), theta) - 1e-12
+        <= at(SphereFace(m), theta)
+        <= at(SphereFace(float(low)), theta) + 1e-12
+    )
 
 
 @pytest.mark.parametrize(("m", "end"), [(1.35, -1.5460), (1.5, -2.0), (1.7, -2.5878), (4.0, -7.0)])
@@ -114,7 +122,10 @@ def test_integer_m_needs_no_acos_and_is_exact_at_the_knots(m, beyond):
     c = THETA.cos()
     torch.testing.assert_close(margin.psi_of_cosine(c), margin.psi(THETA), rtol=0, atol=1e-12)
     knots = torch.tensor([math.cos(k * math.pi / m) for k in range(int(m) + 1)], dtype=torch.float64)
-    blend = (0.7 * knots + torch.tensor([(1.0 - 2 * k) if beyond == "smooth" else (-1.0) ** k for k in range(int(m) + 1)])) / 1.7
+    blend = (
+        0.7 * knots
+        + torch.tensor([(1.0 - 2 * k) if beyond == "smooth" else (-1.0) ** k for k in range(int(m) + 1)])
+    ) / 1.7
     torch.testing.assert_close(margin.psi_of_cosine(knots), blend, rtol=0, atol=1e-14)
     ends = torch.tensor([1.0, -1.0], dtype=torch.float64, requires_grad=True)
     (slope,) = torch.autograd.grad(SphereFace(m).psi_of_cosine(ends).sum(), ends)
@@ -134,9 +145,9 @@ def test_the_gradient_to_a_learned_m_is_exact(margin):
     theta = torch.tensor([0.0, 0.4, 1.0, math.pi / 4, 2.2, 3.0], dtype=torch.float64)
     kinked = [math.pi / margin.m] if isinstance(margin, Piecewise) else []
     theta = theta[[abs(t - k) > 1e-3 for t in theta.tolist() for k in kinked or [9.0]]]
-    m = torch.tensor(margin.m, dtype=torch.float64) * torch.linspace(1.01, 1.3, len(theta), dtype=torch.float64).reshape(
-        -1, *[1] * isinstance(margin.m, tuple)
-    )
+    m = torch.tensor(margin.m, dtype=torch.float64) * torch.linspace(
+        1.01, 1.3, len(theta), dtype=torch.float64
+    ).reshape(-1, *[1] * isinstance(margin.m, tuple))
     torch.autograd.gradcheck(lambda v: margin.psi(theta, v), m.requires_grad_())
 
 
@@ -153,7 +164,12 @@ def test_the_gradient_to_m_is_continuous_through_the_knots(theta_share, k):
 
 @over_all_variants
 def test_is_a_value(margin):
-    for twin in (copy.deepcopy(margin), pickle.loads(pickle.dumps(margin)), dataclasses.replace(margin), eval(repr(margin))):
+    for twin in (
+        copy.deepcopy(margin),
+        pickle.loads(pickle.dumps(margin)),
+        dataclasses.replace(margin),
+        eval(repr(margin)),
+    ):
         assert twin == margin
         assert hash(twin) == hash(margin)
         assert torch.equal(twin.psi(THETA), margin.psi(THETA))

@@ -14,7 +14,7 @@ from hypermargin import checks
 from hypermargin.advise import adacos_scale, smallest_scale
 from hypermargin.functional import Gradient, Reduction, margin_softmax, scaled_features, scores_of
 from hypermargin.margins import Margin
-from hypermargin.numerics import bounded, unit, wide_dtype, widen
+from hypermargin.numerics import bounded, snapshot, unit, wide_dtype, widen
 from hypermargin.schedule import Adjustment, Alternation, Schedule
 from hypermargin.scores import Scores, choose
 
@@ -134,7 +134,8 @@ class MarginHead(nn.Module):
             raise ValueError("class_margins and learn_margin need a margin that has an m; NoMargin has none.")
         if self.learn_margin and self.gradient == "straight":
             raise ValueError('learn_margin=True needs gradient="exact"; "straight" gives m no gradient.')
-        low, high = (torch.tensor(b, device=device) for b in self.margin.bounds())
+        self.margin_bounds = self.margin.bounds()
+        low, high = (torch.tensor(bound, device=device) for bound in self.margin_bounds)
         if class_margins is None:
             value = torch.tensor(self.margin.m, device=device)
         else:
@@ -157,13 +158,16 @@ class MarginHead(nn.Module):
 
     def current_scale(self) -> Tensor:
         """s as the loss uses it: a learned one does not go below its floor."""
+        if self.scale_mode == "adacos-dynamic":
+            now: Tensor = snapshot(self.scale)
+            return now
         return bounded(self.scale, self.scale_floor, math.inf) if self.learn_scale else self.scale
 
     def current_margins(self) -> Tensor | None:
         """m as the loss uses it before any warm-up: a learned one stays in its domain. None: the margin's own."""
         if self.m is None or not self.learn_margin:
             return self.m
-        low, high = (torch.tensor(b, device=self.m.device) for b in self.margin.bounds())
+        low, high = (torch.tensor(bound, device=self.m.device) for bound in self.margin_bounds)
         return bounded(self.m, low, high)
 
     def forward(self, features: Tensor, labels: Tensor | None = None, *, mix: checks.Mix | None = None) -> Tensor:
@@ -244,10 +248,8 @@ class MarginHead(nn.Module):
         )
         ignored = ~batch.counts
         return Scores._make(
-            (
-                None if t is None else t.masked_fill(ignored.reshape(-1, *[1] * (t.dim() - 1)), math.nan)
-                for t in batch.found
-            )
+            None if t is None else t.masked_fill(ignored.reshape(-1, *[1] * (t.dim() - 1)), math.nan)
+            for t in batch.found
         )
 
     def _adjustment(self) -> Adjustment:
@@ -274,13 +276,14 @@ class MarginHead(nn.Module):
 
         Zhang et al. 2019 (arXiv:1905.00292), with B as a log-sum-exp, a floor (C = 2 would give s = 0), and no
         update from a batch without rivals or labels. It costs a second pass over the classes, without gradient.
+        Under DDP each process sets s from its own rows.
         """
         found = self.scores(features, labels)
         counted = ~found.rivals.isnan()
         log_B = found.rivals.masked_fill(~counted, -math.inf).logsumexp(0) - counted.sum().clamp(min=1).log()
         middle = found.angle.nanmedian().clamp(max=math.pi / 4)
         scale = (log_B / middle.cos()).clamp(min=self.scale_floor).to(self.scale.dtype)
-        return torch.where(scale.isfinite() & counted.any(), scale, self.scale)
+        return torch.where(scale.isfinite() & counted.any(), scale, self.current_scale())
 
     def extra_repr(self) -> str:
         """The settings that matter, on one line."""

@@ -1,7 +1,7 @@
 """Guarded arithmetic: the few operations whose textbook forms give NaN, inf or lost digits.
 
-Everything here is made of ordinary differentiable torch operations (so it compiles, differentiates twice and
-works under torch.func), plus three tiny autograd nodes that only shape a gradient on its way back.
+Everything here is made of ordinary differentiable torch operations (so it compiles, differentiates twice
+and works under torch.func), plus three tiny autograd nodes that only shape a gradient on its way back and one opaque operation.
 """
 
 from __future__ import annotations
@@ -11,6 +11,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+
+@torch.library.custom_op("hypermargin::snapshot", mutates_args=())
+def snapshot(x: Tensor) -> Tensor:
+    """The value of a state buffer before this forward changes it.
+
+    torch.compile may read a buffer again in the backward, after the forward has moved it on: silently wrong
+    gradients (pytorch/pytorch#197039). An opaque operation is never recomputed, so its result is kept.
+    """
+    return x.clone()
+
+
+@snapshot.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
 
 
 def wide_dtype(*tensors: Tensor | None) -> torch.dtype:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hypermargin import checks
+from hypermargin.numerics import snapshot
 
 
 class Adjustment(NamedTuple):
@@ -41,7 +42,8 @@ class Schedule(nn.Module):
 
     def forward(self, training: bool) -> Adjustment:
         """The adjustment of the step under way; in evaluation, that of the last step done."""
-        it = self.step + 1 if training else self.step.clamp(min=1)
+        done = snapshot(self.step)
+        it = done + 1 if training else done.clamp(min=1)
         return self.at(it.to(torch.float32))
 
     def advance(self) -> None:
