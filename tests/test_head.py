@@ -229,7 +229,7 @@ def test_with_reward_cosface_settles_where_the_mean_violation_equals_it():
     x, y = batch()
     head = hm.MarginHead(8, 5, CosFace(0.2), scale=8.0, learn_margin=True, margin_reward=0.6)
     head.weight.data = torch.stack([x[y == c].mean(0) for c in range(5)])
-    path = descend(head, x, y, steps=3000, lr=0.01)
+    path = descend(head, x, y, steps=500, lr=0.05)
     violation = 1 - torch.exp(-hm.margin_softmax(x, head.weight, y, CosFace(path[-1]), scale=8.0, reduction="none"))
     assert 0 < path[-1] < 2
     assert math.isclose(violation.mean().item(), 0.6, abs_tol=1e-3)

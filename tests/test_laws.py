@@ -369,8 +369,8 @@ def test_slices_of_the_classes_combine(backend, seed, cut):
         opts = {"unit_weight": unit_weight, "rival_sum": True, "backend": backend}
         whole = hm.scores.scores(3 * x, W, labels, bias=b, **opts)
         parts = [
-            hm.scores.scores(3 * x, W[:cut], labels, bias=b[:cut], class_start=0, **opts),
-            hm.scores.scores(3 * x, W[cut:], labels, bias=b[cut:], class_start=cut, **opts),
+            hm.scores.scores(3 * x, W[:cut], labels, bias=b[:cut], class_start=0, total=9, **opts),
+            hm.scores.scores(3 * x, W[cut:], labels, bias=b[cut:], class_start=cut, total=9, **opts),
         ]
         for field in ("target", "angle", "norm", "rival_sum"):
             close(sum(getattr(part, field) for part in parts), getattr(whole, field))

@@ -164,6 +164,11 @@ def mixture(mix: Mix | None, rows: int, device: torch.device) -> None:
 
 def label_values(name: str, labels: Tensor, classes: int, ignore_index: int) -> None:
     """Every label in [0, classes) or equal to ignore_index."""
+    if labels.numel() == 0:
+        return
+    low, high = labels.aminmax()
+    if int(low) >= 0 and int(high) < classes:
+        return  # the usual case, in one operation
     bad = ((labels < 0) | (labels >= classes)) & (labels != ignore_index)
     if bool(bad.any()):
         row = int(bad.nonzero()[0, 0])
@@ -174,6 +179,8 @@ def label_values(name: str, labels: Tensor, classes: int, ignore_index: int) -> 
 
 def finite_rows(name: str, tensor: Tensor, used: Tensor) -> None:
     """No NaN and no inf in the rows that count."""
+    if math.isfinite(tensor.detach().sum()):
+        return  # the usual case, in one operation; a sum may also overflow, so look closer before complaining
     bad = ~torch.isfinite(tensor).all(-1) & used
     if bool(bad.any()):
         row = int(bad.nonzero()[0, 0])
@@ -186,7 +193,7 @@ def finite_rows(name: str, tensor: Tensor, used: Tensor) -> None:
 
 def positive_values(name: str, tensor: float | Tensor) -> None:
     """Every entry above zero."""
-    if isinstance(tensor, Tensor) and not bool((tensor > 0).all()):
+    if isinstance(tensor, Tensor) and not (tensor.detach().amin() if tensor.dim() else tensor.detach()) > 0:
         raise ValueError(f"{name} must be positive; got {float(tensor.min()):g}. Give a learned scale a floor.")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from typing import Literal, NamedTuple
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from hypermargin import checks
 from hypermargin.margins import Margin
-from hypermargin.numerics import fit, length, log_add_exp, log_sum_exp, softplus, unit, wide_dtype, widen
+from hypermargin.numerics import fit, log_add_exp, log_sum_exp, polar, softplus, wide_dtype, widen
 from hypermargin.scores import Scores, scores
 
 Reduction = Literal["mean", "sum", "none"]
@@ -75,10 +76,10 @@ def margin_softmax(
         backend=backend,
     )
     found, y = batch.found, batch.y
-    with torch.autocast(features.device.type, enabled=False):
+    with full_precision(features):
         plain = found.target if batch.bias is None else found.target + _of_labels(batch.bias, y)
         lift = _lift(margin, found.angle, None if m is None else _margins_of(m, y, classes), lam, gradient)
-        target = plain + length(batch.f).unsqueeze(1) * found.norm * lift
+        target = plain + batch.length * found.norm * lift
 
         def loss_of(k: int) -> Tensor:
             rivals, rival_sum = found.rivals, found.rival_sum
@@ -128,7 +129,7 @@ def margin_cross_entropy(
         checks.cosine_values(cosines[counts])
         checks.positive_values("scale", scale)
 
-    with torch.autocast(cosines.device.type, enabled=False):
+    with full_precision(cosines):
         y = y.masked_fill(~counts.unsqueeze(1), 0)
         c = widen(cosines, wide_dtype(cosines)).masked_fill(~counts.unsqueeze(1), 0.0)
         s = _column(scale, c)
@@ -144,10 +145,10 @@ def margin_cross_entropy(
 class Batch(NamedTuple):
     """A checked batch and what was found of it."""
 
-    f: Tensor  # (N, d)  scaled features
     y: Tensor  # (N, K)  labels, 0 in rows that do not count
-    counts: Tensor  # (N,)    which rows are not ignored
+    counts: Tensor | None  # (N,)    which rows are not ignored; None: all, and this is known
     bias: Tensor | None  # (C,)
+    length: Tensor  # (N, 1)  of the scaled features
     found: Scores
 
 
@@ -173,34 +174,53 @@ def scores_of(
     checks.row_scale(scale, rows)
     both = [labels] if mix is None else [labels, mix[0]]
     y = torch.stack([each.long() for each in both], 1)
-    counts = (y != ignore_index).all(1)
+    is_used = (y != ignore_index).all(1)
+    all_used = False
     if checks.wanted(check, features, labels):
         for name, each in zip(("labels", "mix[0] (other_labels)"), both, strict=False):
             checks.label_values(name, each, classes, ignore_index)
-        checks.finite_rows("features", features, counts)
+        checks.finite_rows("features", features, is_used)
         checks.positive_values("scale", scale)
+        all_used = bool(is_used.all())
+    counts = None if all_used else is_used
 
-    with torch.autocast(features.device.type, enabled=False):
+    with full_precision(features):
         dtype = wide_dtype(features, weight)
-        y = y.masked_fill(~counts.unsqueeze(1), 0)
-        x = widen(features, dtype).masked_fill(~counts.unsqueeze(1), 0.0)  # keeps NaN of ignored rows out
+        x = widen(features, dtype)
+        if counts is not None:
+            y = y.masked_fill(~counts.unsqueeze(1), 0)
+            x = x.masked_fill(~counts.unsqueeze(1), 0.0)  # keeps NaN of ignored rows out
         W = widen(weight, dtype)
         b = None if bias is None else widen(bias, dtype)
-        f = scaled_features(x, W, scale, unit_features=unit_features, unit_weight=unit_weight)
-        found = scores(f, W, y, unit_weight=unit_weight, bias=b, rival_sum=rival_sum, backend=backend)
-    return Batch(f, y, counts, b, found)
+        f, direction, length = scaled(x, W, scale, unit_features=unit_features, unit_weight=unit_weight)
+        found = scores(
+            f, W, y, unit_weight=unit_weight, bias=b, direction=direction, rival_sum=rival_sum, backend=backend
+        )
+    return Batch(y, counts, b, length, found)
 
 
-def scaled_features(
+def scaled(
     x: Tensor, W: Tensor, scale: float | Tensor, *, unit_features: bool, unit_weight: bool
-) -> Tensor:
-    """f = s·x̂ or s·x, with the rows whose products against W would overflow shrunk until they do not."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """f = s·x̂ or s·x, its direction x̂ and its length (N, 1).
+
+    Rows whose products against a free weight would overflow are shrunk until they do not.
+    """
     s = _column(scale, x)
-    if unit_features and unit_weight:
-        return s * unit(x)
-    largest = 1.0 if unit_weight else torch.linalg.vector_norm(W.detach(), math.inf).clamp(min=1.0)
-    limit = torch.finfo(x.dtype).max / (4.0 * W.numel()) / largest
-    return s * fit(unit(x) if unit_features else x, limit / s.detach().clamp(min=1.0))
+    if not (unit_features and unit_weight):
+        largest = 1.0 if unit_weight else torch.linalg.vector_norm(W.detach(), math.inf).clamp(min=1.0)
+        limit = torch.finfo(x.dtype).max / (4.0 * W.numel()) / largest
+        x = fit(x, limit / s.detach().clamp(min=1.0))
+    direction, length = polar(x)
+    if unit_features:
+        return s * direction, direction, s * (length > 0).to(x.dtype)  # zero rows stay zero
+    return s * x, direction, s * length
+
+
+def full_precision(x: Tensor) -> AbstractContextManager[None]:
+    """Autocast off: what follows is computed in float32 or wider."""
+    kind = x.device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
 def _sizes(features: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[int, int]:
@@ -239,7 +259,8 @@ def _lift(
     """
     m = None if m is None else widen(m, at.dtype)
     lift = margin.psi(at, m) - at.cos() if angles else margin.psi_of_cosine(at, m) - at
-    lift = lift / (1 + lam)
+    if isinstance(lam, Tensor) or lam:
+        lift = lift / (1 + lam)
     return lift.detach() if gradient == "straight" else lift
 
 
@@ -253,11 +274,15 @@ def _cross_entropy(
     return loss
 
 
-def _reduce(loss: Tensor, counts: Tensor, reduction: str) -> Tensor:
-    loss = loss.masked_fill(~counts, 0.0)
+def _reduce(loss: Tensor, counts: Tensor | None, reduction: str) -> Tensor:
+    """A mean over the rows that count; 0 if there are none."""
+    if counts is not None:
+        loss = loss.masked_fill(~counts, 0.0)
     if reduction == "none":
         return loss
-    return loss.sum() / counts.sum().clamp(min=1) if reduction == "mean" else loss.sum()
+    if reduction == "sum":
+        return loss.sum()
+    return loss.sum() / (max(loss.shape[0], 1) if counts is None else counts.sum().clamp(min=1))
 
 
 def _check_options(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hypermargin import checks
 from hypermargin.advise import adacos_scale, smallest_scale
-from hypermargin.functional import Gradient, Reduction, margin_softmax, scaled_features, scores_of
+from hypermargin.functional import Gradient, Reduction, full_precision, margin_softmax, scaled, scores_of
 from hypermargin.margins import Margin
 from hypermargin.numerics import bounded, snapshot, unit, wide_dtype, widen
 from hypermargin.schedule import Adjustment, Alternation, Schedule
@@ -215,14 +215,14 @@ class MarginHead(nn.Module):
     def logits(self, features: Tensor) -> Tensor:
         """(N, C) logits s·cos θ_j (or their unnormalised kin) without any margin, float32 or wider."""
         checks.features_and_weight(features, self.weight, self.bias)
-        with torch.autocast(features.device.type, enabled=False):
+        with full_precision(features):
             dtype = wide_dtype(features, self.weight)
-            x, W = widen(features, dtype), widen(self.weight, dtype)
+            x = widen(features, dtype)
+            W = widen(self.weight, dtype)
             bias = None if self.bias is None else widen(self.bias, dtype)
             sides = {"unit_features": self.unit_features, "unit_weight": self.unit_weight}
-            return F.linear(
-                scaled_features(x, W, self.current_scale(), **sides), unit(W) if self.unit_weight else W, bias
-            )
+            f, _, _ = scaled(x, W, self.current_scale(), **sides)
+            return F.linear(f, unit(W) if self.unit_weight else W, bias)
 
     def predict_proba(self, features: Tensor) -> Tensor:
         """(N, C) class probabilities. No label is seen and no margin applied, so rows sum to 1."""
@@ -246,6 +246,8 @@ class MarginHead(nn.Module):
             check=self.check,
             backend=self.backend,
         )
+        if batch.counts is None:
+            return batch.found
         ignored = ~batch.counts
         return Scores._make(
             None if t is None else t.masked_fill(ignored.reshape(-1, *[1] * (t.dim() - 1)), math.nan)

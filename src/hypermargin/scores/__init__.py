@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hypermargin import checks
-from hypermargin.numerics import angle_between, length, unit
+from hypermargin.numerics import angle_between, polar, unit
 from hypermargin.scores.dense import Rivals, dense
 
 __all__ = ["BACKENDS", "Rivals", "Scores", "choose", "explain_backend", "scores"]
@@ -58,27 +58,27 @@ def scores(
     unit_weight: bool,
     bias: Tensor | None = None,
     class_start: int = 0,
+    total: int | None = None,
+    direction: Tensor | None = None,
     rival_sum: bool = False,
     backend: str = "auto",
 ) -> Scores:
     """Score features `f` (N, d), already scaled, against `weight` (C, d) for `labels` (N,) or (N, K).
 
-    `labels` are global class ids; `weight` may be the slice of the classes that starts at `class_start`.
+    `labels` are global class ids. With `total` given, `weight` is the slice of that many classes that starts at
+    `class_start`. `direction` is f/|f|, if the caller has it.
     """
     run = BACKENDS[choose(backend)[0]]
-    local = (labels if labels.dim() == 2 else labels.unsqueeze(1)) - class_start
-    inside = (local >= 0) & (local < weight.shape[0])
+    local = labels if labels.dim() == 2 else labels.unsqueeze(1)
+    inside = None
+    if total is not None or class_start:
+        local = local - class_start
+        inside = (local >= 0) & (local < weight.shape[0])
     found = run(f, weight, local, inside, unit_weight=unit_weight, bias=bias, rival_sum=rival_sum)
-    unit_rows = unit(found.rows)
-    rows = unit_rows if unit_weight else found.rows
-    target = (f.unsqueeze(1) * rows).sum(-1)
-    angle = angle_between(unit(f).unsqueeze(1), unit_rows)
-    norm = torch.ones_like(angle) if unit_weight else length(rows)
-    return Scores(
-        target.masked_fill(~inside, 0.0),
-        angle.masked_fill(~inside, 0.0),
-        norm.masked_fill(~inside, 0.0),
-        found.rivals,
-        found.rival_sum,
-        found.hardest,
-    )
+    target = (f.unsqueeze(1) * found.rows).sum(-1)
+    unit_rows, norms = (found.rows, torch.ones_like(target).unsqueeze(-1)) if unit_weight else polar(found.rows)
+    angle = angle_between((unit(f) if direction is None else direction).unsqueeze(1), unit_rows)
+    norm = norms.squeeze(-1)
+    if inside is not None:
+        target, angle, norm = (t.masked_fill(~inside, 0.0) for t in (target, angle, norm))
+    return Scores(target, angle, norm, found.rivals, found.rival_sum, found.hardest)

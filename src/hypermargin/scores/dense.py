@@ -15,7 +15,7 @@ from hypermargin.numerics import log_sum_exp, unit
 class Rivals(NamedTuple):
     """What a backend returns."""
 
-    rows: Tensor  # (N, K, d)  the weight's rows of the labels; any row where the label is outside the slice
+    rows: Tensor  # (N, K, d)  w̃ of the labels; any row where the label is outside the slice
     rivals: Tensor  # (N,)  log-sum-exp of z over the classes that are not labels of the row
     rival_sum: Tensor | None  # (N,)  their sum, if asked for
     hardest: Tensor  # (N,)  their maximum, detached
@@ -25,24 +25,28 @@ def dense(
     f: Tensor,
     weight: Tensor,
     local: Tensor,
-    inside: Tensor,
+    inside: Tensor | None,
     *,
     unit_weight: bool,
     bias: Tensor | None,
     rival_sum: bool,
 ) -> Rivals:
-    """Rivals of `f` (N, d) among `weight` (C, d); `local` (N, K) are row numbers, valid where `inside`."""
-    classes = weight.shape[0]
-    # embedding and not weight[local]: the backward of indexing is not repeatable on the CPU.
-    rows = F.embedding(local.masked_fill(~inside, 0), weight)
-    z = F.linear(f, unit(weight) if unit_weight else weight, bias)
-    # One spare column takes the labels that are not here.
-    is_label = torch.zeros(f.shape[0], classes + 1, dtype=torch.bool, device=f.device)
-    is_label = is_label.scatter(1, local.masked_fill(~inside, classes), True)[:, :classes]
-    z_rivals = z.masked_fill(is_label, -math.inf)
+    """Rivals of `f` (N, d) among `weight` (C, d); `local` (N, K) are row numbers, valid where `inside` (None: all)."""
+    classes, labels = weight.shape[0], local.shape[1]
+    w = unit(weight) if unit_weight else weight
+    # embedding and not w[local]: the backward of indexing is not repeatable on the CPU.
+    rows = F.embedding(local if inside is None else local.masked_fill(~inside, 0), w)
+    z = F.linear(f, w, bias)
+    if inside is None:
+        z_rivals = z.scatter(1, local, -math.inf)
+    else:  # one spare column takes the labels that are not here
+        is_label = torch.zeros(f.shape[0], classes + 1, dtype=torch.bool, device=f.device)
+        is_label = is_label.scatter(1, local.masked_fill(~inside, classes), True)[:, :classes]
+        z_rivals = z.masked_fill(is_label, -math.inf)
+    everyone_has_rivals = classes > labels  # and then torch's own, which gives NaN gradients without any, will do
     return Rivals(
         rows,
-        log_sum_exp(z_rivals),
-        z.masked_fill(is_label, 0.0).sum(-1) if rival_sum else None,
+        z_rivals.logsumexp(-1) if everyone_has_rivals else log_sum_exp(z_rivals),
+        z_rivals.masked_fill(z_rivals == -math.inf, 0.0).sum(-1) if rival_sum else None,
         z_rivals.detach().amax(-1),
     )
