@@ -12,6 +12,7 @@ Print rounded numbers, so that they are the same on every machine. Other fences 
 
 import ast
 import contextlib
+import importlib.util
 import io
 import re
 from dataclasses import dataclass
@@ -174,3 +175,11 @@ def test_errata_and_their_tests_name_each_other():
     assert named == {name for name in functions(ROOT / "tests/test_errata.py") if name.startswith("test_")}
     for section in re.split(r"^## ", text, flags=re.M)[1:]:
         assert "tests/test_errata.py::test_" in section, section.splitlines()[0]
+
+
+def test_the_family_table_of_the_readme_is_the_one_in_the_code():
+    spec = importlib.util.spec_from_file_location("write_tables", ROOT / "docs" / "write_tables.py")
+    write_tables = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(write_tables)
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert write_tables.with_table(text) == text, "run `make docs`"

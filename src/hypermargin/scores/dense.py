@@ -31,7 +31,7 @@ def dense(
     bias: Tensor | None,
     rival_sum: bool,
 ) -> Rivals:
-    """Rivals of `f` (N, d) among `weight` (C, d); `local` (N, K) are row numbers, valid where `inside` (None: all)."""
+    """Rivals of `f` (N, d) among `weight` (C, d); `local` (N, K) are row numbers, valid where `inside`."""
     classes, labels = weight.shape[0], local.shape[1]
     w = unit(weight) if unit_weight else weight
     # embedding and not w[local]: the backward of indexing is not repeatable on the CPU.
