@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, settings
 from hypermargin import margins
 from hypermargin.margins import ArcFace, Combined, Piecewise, SphereFace
 from hypermargin.margins.arcface import BEYOND
-from hypermargin.scores import BACKENDS
+from hypermargin.scores import BACKENDS, Chunked
 
 settings.register_profile(
     "repeatable", derandomize=True, deadline=None, max_examples=12, suppress_health_check=list(HealthCheck)
@@ -32,4 +32,7 @@ PUBLISHED_VARIANTS = [ArcFace(0.5, beyond=b) for b in BEYOND if b != "smooth"] +
 ]
 over_margins = pytest.mark.parametrize("margin", ALL_MARGINS, ids=str)
 over_all_variants = pytest.mark.parametrize("margin", ALL_MARGINS + PUBLISHED_VARIANTS, ids=str)
-over_backends = pytest.mark.parametrize("backend", sorted(BACKENDS))
+# Blocks of three classes, so that the few classes of a test make several blocks and a ragged one.
+TESTED_BACKENDS = {"dense": "dense", "chunked": Chunked(chunk=3)}
+assert set(TESTED_BACKENDS) == set(BACKENDS)
+over_backends = pytest.mark.parametrize("backend", TESTED_BACKENDS.values(), ids=TESTED_BACKENDS)

@@ -366,7 +366,7 @@ def test_slices_of_the_classes_combine(backend, seed, cut):
     b = torch.linspace(-1, 1, 9, dtype=x.dtype)
     labels = torch.stack((y, (y + 4) % 9), 1)
     for unit_weight in (True, False):
-        opts = {"unit_weight": unit_weight, "rival_sum": True, "backend": backend}
+        opts = {"unit_weight": unit_weight, "rival_sum": True, "hardest": True, "backend": backend}
         whole = hm.scores.scores(3 * x, W, labels, bias=b, **opts)
         parts = [
             hm.scores.scores(3 * x, W[:cut], labels, bias=b[:cut], class_start=0, total=9, **opts),

@@ -13,7 +13,7 @@ from torch import Tensor
 from hypermargin import checks
 from hypermargin.margins import Margin
 from hypermargin.numerics import fit, log_add_exp, log_sum_exp, polar, softplus, wide_dtype, widen
-from hypermargin.scores import Scores, scores
+from hypermargin.scores import Backend, Scores, choose, scores
 
 Reduction = Literal["mean", "sum", "none"]
 Gradient = Literal["exact", "straight"]
@@ -37,7 +37,7 @@ def margin_softmax(
     mix: checks.Mix | None = None,
     reduction: Reduction = "mean",
     check: bool | Literal["auto"] = "auto",
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Tensor:
     """Softmax cross-entropy with a margin on the target: L = softplus(R − T).
 
@@ -164,8 +164,9 @@ def scores_of(
     ignore_index: int,
     mix: checks.Mix | None = None,
     rival_sum: bool = False,
+    hardest: bool = False,
     check: bool | Literal["auto"] = "auto",
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> Batch:
     """Check a batch, scale its features and score it against every class: all that comes before the margin."""
     rows, classes = _sizes(features, weight, bias)
@@ -174,6 +175,7 @@ def scores_of(
     checks.row_scale(scale, rows)
     both = [labels] if mix is None else [labels, mix[0]]
     y = torch.stack([each.long() for each in both], 1)
+    chosen, settings, _ = choose(backend, rows, classes, features.device)  # here, where autocast can be seen
     is_used = (y != ignore_index).all(1)
     all_used = False
     if checks.wanted(check, features, labels):
@@ -190,11 +192,18 @@ def scores_of(
         if counts is not None:
             y = y.masked_fill(~counts.unsqueeze(1), 0)
             x = x.masked_fill(~counts.unsqueeze(1), 0.0)  # keeps NaN of ignored rows out
-        W = widen(weight, dtype)
         b = None if bias is None else widen(bias, dtype)
-        f, direction, length = scaled(x, W, scale, unit_features=unit_features, unit_weight=unit_weight)
+        f, direction, length = scaled(x, weight, scale, unit_features=unit_features, unit_weight=unit_weight)
         found = scores(
-            f, W, y, unit_weight=unit_weight, bias=b, direction=direction, rival_sum=rival_sum, backend=backend
+            f,
+            weight,
+            y,
+            unit_weight=unit_weight,
+            bias=b,
+            direction=direction,
+            rival_sum=rival_sum,
+            hardest=hardest,
+            backend=settings if chosen == "chunked" else chosen,
         )
     return Batch(y, counts, b, length, found)
 

@@ -16,7 +16,7 @@ from hypermargin.functional import Gradient, Reduction, full_precision, margin_s
 from hypermargin.margins import Margin
 from hypermargin.numerics import bounded, snapshot, unit, wide_dtype, widen
 from hypermargin.schedule import Adjustment, Alternation, Schedule
-from hypermargin.scores import Scores, choose
+from hypermargin.scores import Backend, Scores, choose
 
 AUTOMATIC_SCALES = ("adacos", "adacos-dynamic")
 
@@ -65,7 +65,7 @@ class MarginHead(nn.Module):
         label_smoothing: float = 0.0,
         reduction: Reduction = "mean",
         check: bool | Literal["auto"] = "auto",
-        backend: str = "auto",
+        backend: Backend = "auto",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -77,7 +77,7 @@ class MarginHead(nn.Module):
         checks.one_of("reduction", reduction, ("mean", "sum", "none"))
         checks.in_range("label_smoothing", label_smoothing, 0.0, 1.0)
         checks.in_range("margin_reward", margin_reward, 0.0, math.inf)
-        choose(backend)
+        choose(backend, 1, classes, torch.device("cpu"))  # refuses an unknown one now rather than at the first step
         self.dim, self.classes, self.margin = dim, classes, margin
         self.unit_features, self.unit_weight, self.gradient = unit_features, unit_weight, gradient
         self.ignore_index, self.label_smoothing, self.reduction = ignore_index, label_smoothing, reduction
@@ -243,6 +243,7 @@ class MarginHead(nn.Module):
             unit_features=self.unit_features,
             unit_weight=self.unit_weight,
             ignore_index=self.ignore_index,
+            hardest=True,
             check=self.check,
             backend=self.backend,
         )

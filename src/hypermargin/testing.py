@@ -1,20 +1,23 @@
-"""The laws of a margin, for people who write their own: `check_margin(MyMargin())`."""
+"""The laws, for people who write their own: `check_margin(MyMargin())`, `check_backend(my_backend)`."""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
 from hypermargin.margins import Margin, Piecewise
+from hypermargin.scores import Rivals
+from hypermargin.scores.dense import dense_rivals
 
-__all__ = ["LAWS", "LawBroken", "broken_laws", "check_margin"]
+__all__ = ["LAWS", "LawBroken", "broken_laws", "check_backend", "check_margin"]
 
 
 class LawBroken(AssertionError):  # noqa: N818  it reads better where it is caught
-    """A margin does not keep a law it promised."""
+    """A margin or a backend does not keep a law it promised."""
 
 
 def check_margin(margin: Margin) -> None:
@@ -119,3 +122,102 @@ LAWS: dict[str, Callable[[Margin], str]] = {
     "finite slope": _finite_slope,
     "same by row": _by_row,
 }
+
+
+def check_backend(backend: Callable[..., Rivals], *, float32_factor: float = 2.0) -> None:
+    """Raise `LawBroken` unless a backend computes what `dense` does, on every kind of input.
+
+    `backend(f, weight, local, inside, *, unit_weight, bias, rival_sum, hardest) -> Rivals` as docs/architecture.md
+    describes it. In float64 values and gradients must agree to 1e-9; in float32 the error may be `float32_factor`
+    times that of dense in float32, plus a floor.
+    """
+    problems = []
+    for name, (f, weight, local, inside) in _backend_cases():
+        for unit_weight, with_bias in itertools.product((True, False), repeat=2):
+            bias = torch.linspace(-1, 1, weight.shape[0], dtype=f.dtype) if with_bias else None
+            setting = f"{name}, unit_weight={unit_weight}, bias={with_bias}"
+            right = _outcome(dense_rivals, f, weight, local, inside, bias, unit_weight)
+            double = _outcome(backend, f, weight, local, inside, bias, unit_weight)
+            single32 = (
+                f.float(),
+                weight.float(),
+                local,
+                inside,
+                None if bias is None else bias.float(),
+                unit_weight,
+            )
+            single = _outcome(backend, *single32)
+            usual = _outcome(dense_rivals, *single32)
+            for what, value in right.items():
+                size = value.abs().nan_to_num(posinf=0.0).max().item() if value.numel() else 0.0
+                if _distance(double[what], value) > 1e-9 * max(size, 1e-30):
+                    problems.append(f"{setting}: {what} is off by {_distance(double[what], value):.3g} in float64")
+                allowed = float32_factor * _distance(usual[what], value) + 1e-6 * size
+                if _distance(single[what], value) > allowed:
+                    off = _distance(single[what], value)
+                    problems.append(f"{setting}: {what} is off by {off:.3g} in float32, allowed {allowed:.3g}")
+    if problems:
+        raise LawBroken(f"{getattr(backend, '__name__', backend)} differs from dense:\n  " + "\n  ".join(problems))
+
+
+def _backend_cases() -> Iterator[tuple[str, tuple[Tensor, Tensor, Tensor, Tensor | None]]]:
+    """Odd sizes, one and two labels a row, labels outside a slice, zero, repeated and parallel rows."""
+    rng = torch.Generator().manual_seed(5)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=rng, dtype=torch.float64)
+
+    for N, C, d in ((5, 37, 8), (1, 2, 3), (0, 4, 3), (3, 1, 2), (17, 130, 5)):
+        local = torch.randint(0, C, (N, 1), generator=rng)
+        yield f"N={N} C={C} d={d}", (3 * normal(N, d), normal(C, d), local, None)
+        if C > 2:
+            other = torch.cat((local, (local + 1) % C), 1)
+            yield f"N={N} C={C} d={d}, two labels a row", (3 * normal(N, d), normal(C, d), other, None)
+            shifted = other - C // 2
+            inside = (shifted >= 0) & (shifted < C)
+            yield f"N={N} C={C} d={d}, a slice", (3 * normal(N, d), normal(C, d), shifted, inside)
+    f, weight, local = normal(6, 4), normal(9, 4), torch.arange(6)[:, None]
+    f[0], f[1], weight[2], weight[8], weight[4] = 0.0, 2 * weight[1], 0.0, 0.0, weight[3]
+    yield "zero, parallel and repeated rows", (f, weight, local, None)
+    yield "large logits", (100 * normal(6, 4), normal(9, 4), local, None)
+
+
+def _outcome(
+    backend: Callable[..., Rivals],
+    f: Tensor,
+    weight: Tensor,
+    local: Tensor,
+    inside: Tensor | None,
+    bias: Tensor | None,
+    unit_weight: bool,
+) -> dict[str, Tensor]:
+    """All a backend returns, and the gradients of a fixed weighting of it."""
+    leaves = {"df": f, "dW": weight} | ({} if bias is None else {"db": bias})
+    leaves = {name: leaf.detach().clone().requires_grad_() for name, leaf in leaves.items()}
+    found = backend(
+        leaves["df"], leaves["dW"], local, inside,
+        unit_weight=unit_weight, bias=leaves.get("db"), rival_sum=True, hardest=True,
+    )  # fmt: skip
+    rows = found.rows if inside is None else found.rows.masked_fill(~inside[..., None], 0.0)
+    if found.rival_sum is None or found.hardest is None:
+        raise LawBroken("a backend must return rival_sum and hardest when asked for; got None.")
+    values = {"rows": rows, "rivals": found.rivals, "rival_sum": found.rival_sum, "hardest": found.hardest}
+    weights = torch.linspace(0.5, 1.5, max(f.shape[0], 1), dtype=f.dtype)[: f.shape[0]]
+    finite = found.rivals.masked_fill(found.rivals == -math.inf, 0.0)
+    goal = (weights * finite).sum() + 0.1 * (weights * found.rival_sum).sum()
+    goal = (
+        goal
+        + (
+            rows * torch.linspace(-1, 1, max(rows.numel(), 1), dtype=f.dtype)[: rows.numel()].reshape(rows.shape)
+        ).sum()
+    )
+    grads = torch.autograd.grad(goal, list(leaves.values()))
+    return {k: v.detach() for k, v in values.items()} | dict(zip(leaves, grads, strict=True))
+
+
+def _distance(a: Tensor, b: Tensor) -> float:
+    """Largest difference, equal infinities not counted; inf where shapes or infinities differ."""
+    if a.shape != b.shape or not torch.equal(a.isfinite(), b.isfinite()):
+        return math.inf
+    off = (a.double() - b.double()).masked_fill(~a.isfinite(), 0.0)
+    return off.abs().max().item() if off.numel() else 0.0

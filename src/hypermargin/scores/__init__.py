@@ -6,7 +6,7 @@ hands out, written once, here. `dense` is the definition every other backend is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -14,11 +14,15 @@ from torch import Tensor
 
 from hypermargin import checks
 from hypermargin.numerics import angle_between, polar, unit
-from hypermargin.scores.dense import Rivals, dense
+from hypermargin.scores.chunked import Chunked, chunk_for, chunked_rivals
+from hypermargin.scores.dense import Rivals, dense_rivals
 
-__all__ = ["BACKENDS", "Rivals", "Scores", "choose", "explain_backend", "scores"]
+__all__ = ["BACKENDS", "Chunked", "Rivals", "Scores", "choose", "explain_backend", "scores"]
 
-BACKENDS: dict[str, Callable[..., Rivals]] = {"dense": dense}
+BACKENDS = ("dense", "chunked")
+Backend = str | Chunked
+# Up to this many logits the N×C matrix costs less than the recomputation that avoids it.
+DENSE_LOGITS = 2**20
 
 
 class Scores(NamedTuple):
@@ -33,21 +37,41 @@ class Scores(NamedTuple):
     norm: Tensor  # (N, K)  |w̃_y|; 1 if the weight is normalised
     rivals: Tensor  # (N,)    log-sum-exp of z over the classes that are not the row's labels; −inf without any
     rival_sum: Tensor | None  # (N,)    sum of the same z, if asked for
-    hardest: Tensor  # (N,)    maximum of the same z, without gradient
+    hardest: Tensor | None  # (N,)    maximum of the same z, without gradient, if asked for
 
 
-def choose(backend: str) -> tuple[str, str]:
-    """The backend that will run, and why. A named backend runs or raises; only "auto" may choose."""
-    if backend == "auto":
-        return "dense", "dense is the only backend of this version; it holds a few N×C tensors."
-    checks.one_of("backend", backend, ("auto", *BACKENDS))
-    return backend, f"backend={backend!r} was asked for."
+def choose(backend: Backend, rows: int, classes: int, device: torch.device) -> tuple[str, Chunked, str]:
+    """The backend that will run, its settings, and why. A named backend runs or raises; only "auto" may choose."""
+    settings = backend if isinstance(backend, Chunked) else Chunked()
+    if isinstance(backend, Chunked):
+        name, why = "chunked", f"backend={backend} was asked for."
+    elif backend == "auto":
+        logits = f"{rows:,} rows × {classes:,} classes"
+        name = "dense" if rows * classes <= DENSE_LOGITS else "chunked"
+        if name == "dense":
+            why = f"{logits} are at most {DENSE_LOGITS:,} logits: holding them costs less than recomputing."
+        else:
+            why = f"{logits} are more than {DENSE_LOGITS:,} logits: computed in blocks, never held."
+    else:
+        checks.one_of("backend", backend, ("auto", *BACKENDS))
+        name, why = backend, f"backend={backend!r} was asked for."
+    if settings.chunk is None:
+        settings = replace(settings, chunk=chunk_for(rows, classes, device))
+    if settings.operands is None and device.type == "cuda" and torch.is_autocast_enabled("cuda"):
+        settings = replace(settings, operands=str(torch.get_autocast_dtype("cuda")).removeprefix("torch."))
+    return name, settings, why
 
 
-def explain_backend(backend: str = "auto") -> str:
-    """Which backend a call with this setting uses, and why, in words."""
-    name, why = choose(backend)
-    return f"{name}: {why}"
+def explain_backend(rows: int, classes: int, backend: Backend = "auto", device: torch.device | str = "cpu") -> str:
+    """Which backend a call of that size uses, and why, in words."""
+    checks.count("rows", rows, 0)
+    checks.count("classes", classes)
+    name, settings, why = choose(backend, rows, classes, torch.device(device))
+    if name == "dense":
+        return f"dense: {why}"
+    held = f"{rows * min(settings.chunk or classes, classes) * 4 / 2**20:,.0f} MB"
+    operands = f", {settings.operands} operands" if settings.operands else ""
+    return f"chunked: {why} Blocks of {settings.chunk:,} classes, {held} of float32 logits at a time{operands}."
 
 
 def scores(
@@ -61,20 +85,36 @@ def scores(
     total: int | None = None,
     direction: Tensor | None = None,
     rival_sum: bool = False,
-    backend: str = "auto",
+    hardest: bool = False,
+    backend: Backend = "auto",
 ) -> Scores:
     """Score features `f` (N, d), already scaled, against `weight` (C, d) for `labels` (N,) or (N, K).
 
     `labels` are global class ids. With `total` given, `weight` is the slice of that many classes that starts at
     `class_start`. `direction` is f/|f|, if the caller has it.
     """
-    run = BACKENDS[choose(backend)[0]]
+    name, settings, _ = choose(backend, f.shape[0], weight.shape[0], f.device)
     local = labels if labels.dim() == 2 else labels.unsqueeze(1)
     inside = None
     if total is not None or class_start:
         local = local - class_start
         inside = (local >= 0) & (local < weight.shape[0])
-    found = run(f, weight, local, inside, unit_weight=unit_weight, bias=bias, rival_sum=rival_sum)
+    if name == "dense":
+        found = dense_rivals(
+            f, weight, local, inside, unit_weight=unit_weight, bias=bias, rival_sum=rival_sum, hardest=hardest
+        )
+    else:
+        found = chunked_rivals(
+            f,
+            weight,
+            local,
+            inside,
+            unit_weight=unit_weight,
+            bias=bias,
+            rival_sum=rival_sum,
+            hardest=hardest,
+            settings=settings,
+        )
     target = (f.unsqueeze(1) * found.rows).sum(-1)
     unit_rows, norms = (found.rows, torch.ones_like(target).unsqueeze(-1)) if unit_weight else polar(found.rows)
     angle = angle_between((unit(f) if direction is None else direction).unsqueeze(1), unit_rows)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hypermargin.numerics import log_sum_exp, unit
+from hypermargin.numerics import unit, widen
 
 
 class Rivals(NamedTuple):
@@ -18,10 +18,10 @@ class Rivals(NamedTuple):
     rows: Tensor  # (N, K, d)  w̃ of the labels; any row where the label is outside the slice
     rivals: Tensor  # (N,)  log-sum-exp of z over the classes that are not labels of the row
     rival_sum: Tensor | None  # (N,)  their sum, if asked for
-    hardest: Tensor  # (N,)  their maximum, detached
+    hardest: Tensor | None  # (N,)  their maximum, detached, if asked for
 
 
-def dense(
+def dense_rivals(
     f: Tensor,
     weight: Tensor,
     local: Tensor,
@@ -30,10 +30,12 @@ def dense(
     unit_weight: bool,
     bias: Tensor | None,
     rival_sum: bool,
+    hardest: bool,
 ) -> Rivals:
     """Rivals of `f` (N, d) among `weight` (C, d); `local` (N, K) are row numbers, valid where `inside`."""
-    classes, labels = weight.shape[0], local.shape[1]
-    w = unit(weight) if unit_weight else weight
+    classes = weight.shape[0]
+    w = widen(weight, f.dtype)
+    w = unit(w) if unit_weight else w
     # embedding and not w[local]: the backward of indexing is not repeatable on the CPU.
     rows = F.embedding(local if inside is None else local.masked_fill(~inside, 0), w)
     z = F.linear(f, w, bias)
@@ -43,10 +45,11 @@ def dense(
         is_label = torch.zeros(f.shape[0], classes + 1, dtype=torch.bool, device=f.device)
         is_label = is_label.scatter(1, local.masked_fill(~inside, classes), True)[:, :classes]
         z_rivals = z.masked_fill(is_label, -math.inf)
-    everyone_has_rivals = classes > labels  # and then torch's own, which gives NaN gradients without any, will do
     return Rivals(
         rows,
-        z_rivals.logsumexp(-1) if everyone_has_rivals else log_sum_exp(z_rivals),
+        z_rivals.logsumexp(
+            -1
+        ),  # its gradient is NaN in a row without rivals, but every entry of that row is masked
         z_rivals.masked_fill(z_rivals == -math.inf, 0.0).sum(-1) if rival_sum else None,
-        z_rivals.detach().amax(-1),
+        z_rivals.detach().amax(-1) if hardest else None,
     )
