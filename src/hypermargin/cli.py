@@ -1,4 +1,4 @@
-"""The command line: `hypermargin advise`, and room for more.
+"""The command line: `hypermargin advise`, `hypermargin bench head`, and room for more.
 
 A command is a function with `@app.command()`. It imports what it needs inside, so that `--help` stays quick, and
 does its work within `_plain_errors()`, so that bad input ends in one line and exit code 2.
@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 try:
@@ -63,6 +64,7 @@ def hypermargin(
     \b
     Examples:
       hypermargin advise --classes 1000 --dim 128
+      hypermargin bench head --rows 256 --classes 20000
       hypermargin advise --help
     """
     if context.invoked_subcommand is None:
@@ -116,6 +118,56 @@ def advise(
     console.print()
     for reason in advice.reasons:
         console.print(_bullet(reason))
+
+
+bench = typer.Typer(help="Measure: time, memory and exactness beside the peers.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
+
+
+@bench.callback()
+def _bench() -> None:
+    """Measure: time, memory and exactness beside the peers."""
+
+
+@bench.command()
+def head(
+    rows: Annotated[int, typer.Option(help="Rows of the batch, N.", min=1)] = 256,
+    classes: Annotated[int, typer.Option(help="Classes, C.", min=2)] = 100_000,
+    dim: Annotated[int, typer.Option(help="Dimension of the features, d.", min=1)] = 512,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    precision: Annotated[str, typer.Option(help="float32, or bfloat16 or float16 by autocast.")] = "float32",
+    rounds: Annotated[int, typer.Option(help="Interleaved rounds to time.", min=1)] = 5,
+    growth_to: Annotated[int, typer.Option(help="Also our cost a class up to so many classes; 0: no.")] = 0,
+    sweep_to: Annotated[int, typer.Option(help="Also all against C up to so many classes, with a picture.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="A folder for the JSON, the Markdown and the picture.")] = None,
+) -> None:
+    """One training step of the head, ours beside the peers and the floor of the three matrix products.
+
+    \b
+    Examples:
+      hypermargin bench head --rows 256 --classes 20000
+      hypermargin bench head --classes 100000 --growth-to 400000 --sweep-to 100000 --out results
+      hypermargin bench head --device cuda --precision bfloat16 --rows 1024 --classes 1000000
+    """
+    from hypermargin import checks
+    from hypermargin.bench.head import as_markdown, run
+
+    with _plain_errors():
+        checks.one_of("--device", device, ("cpu", "cuda"))
+        checks.one_of("--precision", precision, ("float32", "bfloat16", "float16"))
+    console = Console(stderr=True, highlight=False)
+    with console.status("") as status:
+
+        def say(text: str) -> None:
+            status.update(text)
+            if not console.is_terminal:
+                console.print(text)
+
+        result = run(
+            rows, classes, dim, device=device, precision=precision, rounds=rounds,
+            growth_to=growth_to, sweep_to=sweep_to, out=out, say=say,
+        )  # fmt: skip
+    typer.echo(as_markdown(result))
 
 
 def _margin(name: str, m: float) -> Margin:

@@ -1,0 +1,107 @@
+"""Time and memory, measured so that neither can flatter."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from hypermargin.bench.contenders import CONTENDERS, Contender, Problem
+
+
+def stepper(contender: Contender, problem: Problem) -> Callable[[], None]:
+    """One whole training step of a contender; gradients are dropped before each."""
+    loss = contender.build(problem)
+
+    def step() -> None:
+        problem.x.grad = problem.W.grad = None
+        with problem.autocast():
+            value = loss()
+        value.backward()  # type: ignore[no-untyped-call]
+
+    return step
+
+
+def interleaved(steps: dict[str, Callable[[], None]], rounds: int, device: str) -> dict[str, list[float]]:
+    """Seconds of each step in each round. One after the other in turn, so that a slow moment hits all alike."""
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for round_number in range(rounds + 1):
+        for name, step in steps.items():
+            _wait(device)
+            start = time.perf_counter()
+            step()
+            _wait(device)
+            if round_number:  # the first is for compiling and for first touches
+                times[name].append(time.perf_counter() - start)
+    return times
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def peak_extra_bytes(step: Callable[[], None], device: str) -> int:
+    """The most memory alive during a step beyond what was alive before it: gradients and everything transient."""
+    step()
+    gc.collect()
+    if device == "cuda":
+        _wait(device)
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        step()
+        _wait(device)
+        return torch.cuda.max_memory_allocated() - before
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    # ru_maxrss would remember an earlier peak; this resets the kernel's mark.
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _status("VmRSS")
+    step()
+    return _status("VmHWM") - before
+
+
+def _status(key: str) -> int:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
+    return int(line.split()[1]) * 1024
+
+
+def memory_in_a_fresh_process(name: str, problem: Problem) -> int:
+    """`peak_extra_bytes` of a contender where nothing ran before."""
+    request = {"name": name, "rows": problem.rows, "classes": problem.classes, "dim": problem.dim}
+    request |= {"device": problem.device, "precision": problem.precision}
+    run = subprocess.run(
+        [sys.executable, "-m", "hypermargin.bench.measure", json.dumps(request)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if run.returncode:
+        last = (run.stderr.strip().splitlines() or [f"exit code {run.returncode}"])[-1]
+        raise RuntimeError(f"measuring the memory of {name} failed: {last}")
+    return int(run.stdout.split()[-1])
+
+
+def _main() -> None:
+    request = json.loads(sys.argv[1])
+    name = request.pop("name")
+    contender = next(c for c in CONTENDERS if c.name == name)
+    problem = Problem(**request)
+    step = stepper(contender, problem)
+
+    def clean() -> None:
+        step()
+        problem.x.grad = problem.W.grad = None
+
+    clean()  # compile and first touches
+    print(peak_extra_bytes(clean, problem.device))
+
+
+if __name__ == "__main__":
+    _main()
