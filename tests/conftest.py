@@ -35,4 +35,4 @@ over_all_variants = pytest.mark.parametrize("margin", ALL_MARGINS + PUBLISHED_VA
 # Blocks of three classes, so that the few classes of a test make several blocks and a ragged one.
 TESTED_BACKENDS = {"dense": "dense", "chunked": Chunked(chunk=3)}
 assert set(TESTED_BACKENDS) == set(BACKENDS)
-over_backends = pytest.mark.parametrize("backend", TESTED_BACKENDS.values(), ids=TESTED_BACKENDS)
+over_backends = pytest.mark.parametrize("backend", list(TESTED_BACKENDS.values()), ids=list(TESTED_BACKENDS))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hypermargin import checks
 from hypermargin.margins import Margin
-from hypermargin.numerics import fit, log_add_exp, log_sum_exp, polar, softplus, wide_dtype, widen
+from hypermargin.numerics import constant, fit, log_add_exp, log_sum_exp, polar, softplus, wide_dtype, widen
 from hypermargin.scores import Backend, Scores, choose, scores
 
 Reduction = Literal["mean", "sum", "none"]
@@ -91,7 +91,7 @@ def margin_softmax(
 
         loss = loss_of(0)
         if mix is not None:
-            share = torch.as_tensor(mix[1], dtype=loss.dtype, device=loss.device)
+            share = mix[1].to(loss.dtype) if isinstance(mix[1], Tensor) else mix[1]
             loss = share * loss + (1 - share) * loss_of(1)
         return _reduce(loss, batch.counts, reduction)
 
@@ -242,7 +242,7 @@ def _column(scale: float | Tensor, like: Tensor) -> Tensor:
     if isinstance(scale, Tensor):
         s = widen(scale, like.dtype)
         return s.reshape(-1, 1) if s.dim() else s
-    return torch.as_tensor(scale, dtype=like.dtype, device=like.device)
+    return constant(scale, like)
 
 
 def _of_labels(table: Tensor, y: Tensor) -> Tensor:

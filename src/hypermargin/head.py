@@ -14,7 +14,7 @@ from hypermargin import checks
 from hypermargin.advise import adacos_scale, smallest_scale
 from hypermargin.functional import Gradient, Reduction, full_precision, margin_softmax, scaled, scores_of
 from hypermargin.margins import Margin
-from hypermargin.numerics import bounded, snapshot, unit, wide_dtype, widen
+from hypermargin.numerics import bounded, constant, snapshot, unit, wide_dtype, widen
 from hypermargin.schedule import Adjustment, Alternation, Schedule
 from hypermargin.scores import Backend, Scores, choose
 
@@ -167,8 +167,7 @@ class MarginHead(nn.Module):
         """m as the loss uses it before any warm-up: a learned one stays in its domain. None: the margin's own."""
         if self.m is None or not self.learn_margin:
             return self.m
-        low, high = (torch.tensor(bound, device=self.m.device) for bound in self.margin_bounds)
-        return bounded(self.m, low, high)
+        return bounded(self.m, *self.margin_bounds)
 
     def forward(self, features: Tensor, labels: Tensor | None = None, *, mix: checks.Mix | None = None) -> Tensor:
         """The loss; without labels, the logits."""
@@ -202,8 +201,7 @@ class MarginHead(nn.Module):
             if isinstance(adjustment.penalty, Tensor):
                 loss = loss + adjustment.penalty * self.weight.float().square().sum(1).mean()
             if self.learn_margin and m is not None:
-                zero = torch.tensor(self.margin.zero, device=m.device)
-                loss = loss - self.margin_reward * scale.detach() * (m - zero).mean()
+                loss = loss - self.margin_reward * scale.detach() * (m - constant(self.margin.zero, m)).mean()
             # State moves last, so that a refused batch leaves none behind.
             if self.scale_mode == "adacos-dynamic":
                 self.scale.copy_(scale)
@@ -269,8 +267,8 @@ class MarginHead(nn.Module):
         """m₀ + strength·(m − m₀), m₀ the m of no margin."""
         if not isinstance(strength, Tensor) or self.margin.m is None:
             return m
-        zero = torch.tensor(self.margin.zero, device=strength.device)
-        full = torch.tensor(self.margin.m, device=strength.device) if m is None else m
+        zero = constant(self.margin.zero, strength)
+        full = constant(self.margin.m, strength) if m is None else m
         return zero + strength * (full - zero)
 
     @torch.no_grad()

@@ -85,14 +85,21 @@ def widen(x: Tensor, dtype: torch.dtype) -> Tensor:
     return result
 
 
-def bounded(x: Tensor, low: float | Tensor, high: float | Tensor) -> Tensor:
+def constant(value: float | tuple[float, ...] | None, like: Tensor) -> Tensor:
+    """A number, or a few, as a tensor on the device of `like`. torch.tensor would copy it there and wait."""
+    if value is None:
+        raise ValueError("there is no number here: NoMargin has no m.")
+    if isinstance(value, tuple):
+        return torch.stack([like.new_full((), v) for v in value], -1)
+    return like.new_full((), value)
+
+
+def bounded(x: Tensor, low: float | tuple[float, ...] | None, high: float | tuple[float, ...] | None) -> Tensor:
     """Projection onto [low, high] that a learned number can always leave again, inwards.
 
     torch.clamp has gradient 0 outside, so a parameter that overshoots stays outside for ever.
     """
-    low = torch.as_tensor(low, dtype=x.dtype, device=x.device)
-    high = torch.as_tensor(high, dtype=x.dtype, device=x.device)
-    result: Tensor = _Bounded.apply(x, low, high)
+    result: Tensor = _Bounded.apply(x, constant(low, x), constant(high, x))
     return result
 
 

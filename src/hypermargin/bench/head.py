@@ -60,13 +60,17 @@ def table(p: Problem, rounds: int, say: Say, *, names: set[str] | None = None) -
     """Every contender at one size: time, ratio to the floor, memory beyond inputs and weight, gradient error."""
     chosen = [c for c in CONTENDERS if names is None or c.name in names]
     rows: list[dict[str, Any]] = [{"name": c.name, "absent": c.absent(p.device)} for c in chosen]
+    problems: dict[str, Problem] = {}
     steps: dict[str, Callable[[], None]] = {"floor: the three matrix products": floor(p)}
     for contender in chosen:
         if contender.absent(p.device):
             continue
         say(f"preparing {contender.name}")
-        own = Problem(p.rows, p.classes, p.dim, p.device, p.precision)
-        steps[contender.name] = stepper(contender, own)
+        try:
+            problems[contender.name] = Problem(p.rows, p.classes, p.dim, p.device, p.precision)
+            steps[contender.name] = stepper(contender, problems[contender.name])
+        except ImportError as error:
+            rows[chosen.index(contender)]["absent"] = f"cannot be imported: {error}"
     say(f"timing {len(steps)} contenders, {rounds} interleaved rounds")
     times = interleaved(steps, rounds, p.device)
     bare = min(times["floor: the three matrix products"])
@@ -80,7 +84,7 @@ def table(p: Problem, rounds: int, say: Say, *, names: set[str] | None = None) -
             continue
         say(f"memory and exactness of {contender.name}")
         if p.device == "cuda":
-            row["memory"] = peak_extra_bytes(steps[contender.name], "cuda")
+            row["memory"] = peak_extra_bytes(steps[contender.name], problems[contender.name])
         else:
             row["memory"] = memory_in_a_fresh_process(contender.name, p)
         row["error"] = gradient_error(contender, p) if "Partial" not in contender.name else None
@@ -154,7 +158,7 @@ def as_markdown(result: dict[str, Any]) -> str:
         f"# Head: N = {p['rows']}, C = {p['classes']:,}, d = {p['dim']}, {p['precision']}, {env['device']}",
         "",
         ", ".join(f"{key} {value}" for key, value in env.items() if key != "device") + ".",
-        "Forward and both gradients. Times are of interleaved rounds; the ratio is of the minima. Memory is the peak "
+        "Forward and both gradients. Times are of interleaved rounds, ratios of their minima. Memory is the peak "
         "beyond inputs and weight, dW included"
         + (" (a fresh process a row)" if p["device"] == "cpu" else "")
         + f". Error: relative, against float64, at {min(p['classes'], ERROR_CLASSES):,} classes.",
@@ -249,9 +253,7 @@ def sweep(p: Problem, most: int, say: Say) -> list[dict[str, Any]]:
             try:
                 step = stepper(next(c for c in CONTENDERS if c.name == name), at)
                 seconds = min(interleaved({name: step}, 2, p.device)[name])
-                memory = (
-                    peak_extra_bytes(step, "cuda") if p.device == "cuda" else memory_in_a_fresh_process(name, at)
-                )
+                memory = peak_extra_bytes(step, at) if p.device == "cuda" else memory_in_a_fresh_process(name, at)
             except RuntimeError as error:  # torch.OutOfMemoryError is one
                 say(f"{name} stops at {classes:,} classes: {str(error).splitlines()[0]}")
                 alive.discard(name)

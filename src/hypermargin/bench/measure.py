@@ -48,9 +48,11 @@ def _wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def peak_extra_bytes(step: Callable[[], None], device: str) -> int:
+def peak_extra_bytes(step: Callable[[], None], problem: Problem) -> int:
     """The most memory alive during a step beyond what was alive before it: gradients and everything transient."""
-    step()
+    device = problem.device
+    step()  # compiles, touches
+    problem.x.grad = problem.W.grad = None
     gc.collect()
     if device == "cuda":
         _wait(device)
@@ -93,14 +95,7 @@ def _main() -> None:
     name = request.pop("name")
     contender = next(c for c in CONTENDERS if c.name == name)
     problem = Problem(**request)
-    step = stepper(contender, problem)
-
-    def clean() -> None:
-        step()
-        problem.x.grad = problem.W.grad = None
-
-    clean()  # compile and first touches
-    print(peak_extra_bytes(clean, problem.device))
+    print(peak_extra_bytes(stepper(contender, problem), problem))
 
 
 if __name__ == "__main__":

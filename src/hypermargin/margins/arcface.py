@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hypermargin.margins._base import Margin, choice, g, number, register
+from hypermargin.numerics import constant
 
 BEYOND = ("smooth", "linear", "continuous", "flat", "none", "easy")
 
@@ -43,7 +44,7 @@ class ArcFace(Margin):
 
     def psi(self, theta: Tensor, m: Tensor | None = None) -> Tensor:
         """ψ(θ) = cos(θ + m), then what `beyond` says."""
-        m = torch.as_tensor(self.m, dtype=theta.dtype, device=theta.device) if m is None else m
+        m = constant(self.m, theta) if m is None else m
         u = theta + m
         if self.beyond == "smooth":
             return g(u)

@@ -21,8 +21,8 @@ __all__ = ["BACKENDS", "Chunked", "Rivals", "Scores", "choose", "explain_backend
 
 BACKENDS = ("dense", "chunked")
 Backend = str | Chunked
-# Up to this many logits the N×C matrix costs less than the recomputation that avoids it.
-DENSE_LOGITS = 2**20
+# Up to this many logits the N×C matrix costs less time than the blocks that avoid it, as measured.
+DENSE_LOGITS = {"cpu": 2**18, "cuda": 2**24}
 
 
 class Scores(NamedTuple):
@@ -47,11 +47,12 @@ def choose(backend: Backend, rows: int, classes: int, device: torch.device) -> t
         name, why = "chunked", f"backend={backend} was asked for."
     elif backend == "auto":
         logits = f"{rows:,} rows × {classes:,} classes"
-        name = "dense" if rows * classes <= DENSE_LOGITS else "chunked"
+        most = DENSE_LOGITS.get(device.type, DENSE_LOGITS["cpu"])
+        name = "dense" if rows * classes <= most else "chunked"
         if name == "dense":
-            why = f"{logits} are at most {DENSE_LOGITS:,} logits: holding them costs less than recomputing."
+            why = f"{logits} are at most {most:,} logits: holding them costs less than recomputing."
         else:
-            why = f"{logits} are more than {DENSE_LOGITS:,} logits: computed in blocks, never held."
+            why = f"{logits} are more than {most:,} logits: computed in blocks, never held."
     else:
         checks.one_of("backend", backend, ("auto", *BACKENDS))
         name, why = backend, f"backend={backend!r} was asked for."

@@ -57,7 +57,7 @@ def chunk_for(rows: int, classes: int, device: torch.device) -> int:
     """Classes a block: large enough for products at full speed, small enough for cache and memory."""
     block = 2**26 if device.type == "cuda" else 2**21  # numbers in z: 256 MB on a GPU, 8 MB on a CPU
     size = max(block // max(rows, 1), 1024)
-    size = min(size, 65536 if device.type == "cuda" else 8192)
+    size = min(size, 131072 if device.type == "cuda" else 8192)
     return min(size // 128 * 128, classes)
 
 
@@ -113,11 +113,16 @@ class _Node(torch.autograd.Function):
         _, rivals, _, largest, norms, plain, exps = output
         ctx.save_for_backward(f, weight, bias, local, rivals, norms, plain, exps)
         ctx.mark_non_differentiable(largest, norms, plain, exps)
+        ctx.set_materialize_grads(False)  # or autograd would make zeros as large as what was kept
 
     @staticmethod
-    def backward(ctx: Any, by_rows: Tensor, by_rivals: Tensor, by_sum: Tensor, *_: Any) -> tuple[Any, ...]:
+    def backward(
+        ctx: Any, by_rows: Tensor | None, by_rivals: Tensor | None, by_sum: Tensor | None, *_: None
+    ) -> tuple[Any, ...]:
         f, weight, bias, local, rivals, norms, plain, exps = ctx.saved_tensors
-        unit_weight, rival_sum, _, chunk, kept, operands = ctx.settings
+        unit_weight, _, _, chunk, kept, operands = ctx.settings
+        by_rows = f.new_zeros(*local.shape, f.shape[1]) if by_rows is None else by_rows
+        by_rivals = torch.zeros_like(rivals) if by_rivals is None else by_rivals
         needed = ctx.needs_input_grad[:3]
         grads: tuple[Tensor | None, ...]
         if torch.is_grad_enabled():
@@ -126,7 +131,7 @@ class _Node(torch.autograd.Function):
         else:
             grads = _backward(
                 f, weight, bias, local, rivals, norms, plain, exps, by_rows, by_rivals,
-                by_sum if rival_sum else None, unit_weight, chunk, kept, operands, *needed,
+                by_sum, unit_weight, chunk, kept, operands, *needed,
             )  # fmt: skip
         return (*(grad if need else None for grad, need in zip(grads, needed, strict=True)), *[None] * 7)
 
@@ -157,21 +162,25 @@ def _safe(norms: Tensor) -> bool:
 
 def _block(weight: Tensor, norms: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
     """A block of the weight as a product's operand, and the factors 1/|W_j| its columns of z still need."""
-    wide = weight.to(dtype)
     if norms is None:
-        return wide, None
+        return weight.to(dtype), None
     if norms.device.type == "cpu" and _safe(norms):
-        return wide, 1 / norms
-    return wide / norms[:, None], None
+        return weight.to(dtype), 1 / norms
+    w = torch.empty(weight.shape, dtype=dtype, device=weight.device)
+    return torch.div(weight, norms[:, None], out=w), None
 
 
-def _product(a: Tensor, b: Tensor, out: Tensor, operands: str, *, add: bool = False) -> Tensor:
-    """out = a·b or out += a·b, in out's dtype; with reduced operands where the device sums those in float32."""
-    if operands in ("bfloat16", "float16") and a.is_cuda:
-        kind = getattr(torch, operands)
-        product = torch.mm(a.to(kind), b.to(kind), out_dtype=out.dtype)
-        return out.add_(product) if add else out.copy_(product)
-    return out.addmm_(a, b) if add else torch.mm(a, b, out=out)
+def _operand_dtype(f: Tensor, operands: str) -> torch.dtype:
+    """Of the matrix products' inputs; only CUDA sums reduced ones in float32."""
+    kind: torch.dtype = getattr(torch, operands) if operands in ("bfloat16", "float16") and f.is_cuda else f.dtype
+    return kind
+
+
+def _product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
+    """a·b in out's dtype, in out's memory where a and b are of that dtype too."""
+    if b.dtype != out.dtype:
+        return torch.mm(a.to(b.dtype), b, out_dtype=out.dtype)
+    return torch.mm(a, b, out=out)
 
 
 def _mask_labels(z: Tensor, local: Tensor, block: slice, value: float) -> None:
@@ -198,7 +207,7 @@ def _needs_no_maximum(f: Tensor, weight: Tensor, bias: Tensor | None, unit_weigh
 
 def _exp(z: Tensor) -> Tensor:
     """exp z for z ≤ 0, in place, at least e^−80 in float32: denormal numbers make a CPU's products crawl."""
-    return z.clamp_(min=math.log(torch.finfo(z.dtype).tiny) + 7.3).exp_()
+    return z.exp_() if z.is_cuda else z.clamp_(min=math.log(torch.finfo(z.dtype).tiny) + 7.3).exp_()
 
 
 @torch.library.custom_op("hypermargin::chunked_forward", mutates_args=())
@@ -219,6 +228,7 @@ def _forward(
     whether exp z was taken without a maximum, and those exp z of the first `kept` classes.
     """
     N, C = f.shape[0], weight.shape[0]
+    kind = _operand_dtype(f, operands)
     exact = torch.float32 if f.device.type == "mps" else torch.float64  # a few N-vectors: their sums lose nothing
     plain = _needs_no_maximum(f, weight, bias, unit_weight)
     largest = f.new_full((N,), 0.0 if plain else -math.inf)
@@ -230,10 +240,10 @@ def _forward(
     for block in _blocks(C, chunk):
         if unit_weight:
             norms[block] = _norms(weight[block], f.dtype)
-        w, inverse = _block(weight[block], norms[block] if unit_weight else None, f.dtype)
+        w, inverse = _block(weight[block], norms[block] if unit_weight else None, kind)
         size = w.shape[0]
         space = exps[N * block.start : N * block.stop] if plain and block.stop <= kept else buffer[: N * size]
-        z = _product(f, w.T, space.view(N, size), operands)
+        z = _product(f, w.T, space.view(N, size))
         if inverse is not None:
             z *= inverse
         if bias is not None:
@@ -310,15 +320,16 @@ def _backward(
     if f.device.type == "cpu":
         weighted_f = weighted_f.masked_fill(weighted_f.abs() < 100 * torch.finfo(f.dtype).tiny, 0.0)  # the same
     flat_rows, flat_local = by_rows.reshape(-1, d), local.flatten()
+    kind = _operand_dtype(f, operands)
     buffer = f.new_empty(N * min(chunk, C))
     for block in _blocks(C, chunk):
         size = block.stop - block.start
-        w, inverse = _block(weight[block], norms[block] if unit_weight else None, f.dtype)
+        w, inverse = _block(weight[block], norms[block] if unit_weight else None, kind)
         P = buffer[: N * size].view(N, size)
         if without_maximum and block.stop <= kept:
             P.copy_(exps[N * block.start : N * block.stop].view(N, size))
         else:
-            _product(f, w.T, P, operands)
+            P = _product(f, w.T, P)
             if inverse is not None:
                 P *= inverse
             if bias is not None:
@@ -333,25 +344,30 @@ def _backward(
             db[block] = (P.sum(0) if by_sum is not None else factor.squeeze(1) @ P).to(bias.dtype)
         if inverse is not None:
             P *= inverse
+        P = P.to(kind)
         if need_f:
-            _product(P, w, df, operands, add=True)
+            _ = df.addmm_(P, w) if kind == f.dtype else df.add_(_product(P, w, df))
         if need_weight:
-            G = dW[block] if dW.dtype == f.dtype else f.new_empty(size, d)
-            _product(P.T, weighted_f, G, operands)
+            in_place = kind == f.dtype == dW.dtype
+            G = _product(P.T, weighted_f.to(kind), dW[block] if in_place else f.new_empty(size, d))
             columns = flat_local - block.start
             here = ((columns >= 0) & (columns < size)).to(f.dtype)
             columns = columns.clamp(0, size - 1)
             G.index_add_(0, columns, flat_rows * (here if inverse is None else here * inverse[columns])[:, None])
             if unit_weight:  # off with what only lengthens: G − ŵ⟨ŵ, G⟩
-                along = torch.linalg.vecdot(w, G)
-                G.addcmul_(w, (along if inverse is None else along * inverse.square())[:, None], value=-1.0)
+                if inverse is not None:
+                    along = torch.linalg.vecdot(w, G) * inverse.square()
+                else:
+                    w = w if w.dtype == f.dtype else weight[block] / norms[block, None]
+                    along = torch.linalg.vecdot(w, G)
+                G.addcmul_(w, along[:, None], value=-1.0)
                 if inverse is None:
                     G /= norms[block, None]
-            if G.dtype != dW.dtype or (unit_weight and inverse is None):
+            if dW.dtype != f.dtype or (unit_weight and inverse is None):
                 limit = torch.finfo(dW.dtype).max
                 G.clamp_(-limit, limit)
-            if G.dtype != dW.dtype:
-                dW[block] = G.to(dW.dtype)
+            if not in_place:
+                dW[block] = G
     if need_f and by_sum is None:
         df *= factor
     return df, dW, db
@@ -375,7 +391,7 @@ def _dense_backward(
     rivals: Tensor,
     by_rows: Tensor,
     by_rivals: Tensor,
-    by_sum: Tensor,
+    by_sum: Tensor | None,
     unit_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """The same gradients as a formula that can be differentiated again, whole."""
@@ -387,7 +403,7 @@ def _dense_backward(
     is_label = is_label.scatter(1, local.masked_fill(local < 0, classes), True)[:, :classes]
     empty = (rivals == -math.inf)[:, None]
     P = (z - rivals[:, None].masked_fill(empty, 0.0)).exp().masked_fill(is_label | empty, 0.0) * by_rivals[:, None]
-    if by_sum.numel():
+    if by_sum is not None:
         P = P + by_sum[:, None].expand_as(P).masked_fill(is_label, 0.0)
     G = (P.T @ f).index_add(0, local.clamp(min=0).flatten(), by_rows.reshape(-1, f.shape[1]))
     if unit_weight:
