@@ -137,6 +137,7 @@ def head(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     precision: Annotated[str, typer.Option(help="float32, or bfloat16 or float16 by autocast.")] = "float32",
     rounds: Annotated[int, typer.Option(help="Interleaved rounds to time.", min=1)] = 5,
+    only: Annotated[str, typer.Option(help="Only the contenders whose name contains this.")] = "",
     growth_to: Annotated[int, typer.Option(help="Also our cost a class up to so many classes; 0: no.")] = 0,
     sweep_to: Annotated[int, typer.Option(help="Also all against C up to so many classes, with a picture.")] = 0,
     out: Annotated[Path | None, typer.Option(help="A folder for the JSON, the Markdown and the picture.")] = None,
@@ -165,7 +166,7 @@ def head(
 
         result = run(
             rows, classes, dim, device=device, precision=precision, rounds=rounds,
-            growth_to=growth_to, sweep_to=sweep_to, out=out, say=say,
+            only=only, growth_to=growth_to, sweep_to=sweep_to, out=out, say=say,
         )  # fmt: skip
     typer.echo(as_markdown(result))
 

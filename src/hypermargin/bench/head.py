@@ -56,9 +56,9 @@ def _processor() -> str:
     return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
-def table(p: Problem, rounds: int, say: Say, *, names: set[str] | None = None) -> list[dict[str, Any]]:
+def table(p: Problem, rounds: int, say: Say, *, only: str = "") -> list[dict[str, Any]]:
     """Every contender at one size: time, ratio to the floor, memory beyond inputs and weight, gradient error."""
-    chosen = [c for c in CONTENDERS if names is None or c.name in names]
+    chosen = [c for c in CONTENDERS if only in c.name]
     rows: list[dict[str, Any]] = [{"name": c.name, "absent": c.absent(p.device)} for c in chosen]
     problems: dict[str, Problem] = {}
     steps: dict[str, Callable[[], None]] = {"floor: the three matrix products": floor(p)}
@@ -202,6 +202,7 @@ def run(
     device: str = "cpu",
     precision: str = "float32",
     rounds: int = 5,
+    only: str = "",
     growth_to: int = 0,
     sweep_to: int = 0,
     out: Path | None = None,
@@ -212,10 +213,11 @@ def run(
     result: dict[str, Any] = {
         "problem": {"rows": rows, "classes": classes, "dim": dim, "device": device, "precision": precision},
         "environment": environment(device),
-        "table": table(p, rounds, say),
+        "table": table(p, rounds, say, only=only),
     }
-    ours = next(r["median"] for r in result["table"] if r["name"] == "hypermargin chunked")
-    result["psi"] = psi_forms(rows, ours, device)
+    ours = [r["median"] for r in result["table"] if r["name"] == "hypermargin chunked"]
+    if ours:
+        result["psi"] = psi_forms(rows, ours[0], device)
     if growth_to:
         sizes = [c for c in (10_000, 20_000, 50_000, 100_000, 200_000, 400_000, 1_000_000) if c <= growth_to]
         result["growth"] = growth(p, sizes, rounds, say)

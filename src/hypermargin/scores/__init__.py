@@ -22,7 +22,7 @@ __all__ = ["BACKENDS", "Chunked", "Rivals", "Scores", "choose", "explain_backend
 BACKENDS = ("dense", "chunked")
 Backend = str | Chunked
 # Up to this many logits the N×C matrix costs less time than the blocks that avoid it, as measured.
-DENSE_LOGITS = {"cpu": 2**18, "cuda": 2**24}
+DENSE_LOGITS = {"cpu": 2**18, "cuda": 2**25}
 
 
 class Scores(NamedTuple):

@@ -57,7 +57,7 @@ def chunk_for(rows: int, classes: int, device: torch.device) -> int:
     """Classes a block: large enough for products at full speed, small enough for cache and memory."""
     block = 2**26 if device.type == "cuda" else 2**21  # numbers in z: 256 MB on a GPU, 8 MB on a CPU
     size = max(block // max(rows, 1), 1024)
-    size = min(size, 131072 if device.type == "cuda" else 8192)
+    size = min(size, 262144 if device.type == "cuda" else 8192)
     return min(size // 128 * 128, classes)
 
 
@@ -120,9 +120,10 @@ class _Node(torch.autograd.Function):
         ctx: Any, by_rows: Tensor | None, by_rivals: Tensor | None, by_sum: Tensor | None, *_: None
     ) -> tuple[Any, ...]:
         f, weight, bias, local, rivals, norms, plain, exps = ctx.saved_tensors
-        unit_weight, _, _, chunk, kept, operands = ctx.settings
+        unit_weight, rival_sum, _, chunk, kept, operands = ctx.settings
         by_rows = f.new_zeros(*local.shape, f.shape[1]) if by_rows is None else by_rows
         by_rivals = torch.zeros_like(rivals) if by_rivals is None else by_rivals
+        by_sum = by_sum if rival_sum else None  # torch.compile may hand in an empty one
         needed = ctx.needs_input_grad[:3]
         grads: tuple[Tensor | None, ...]
         if torch.is_grad_enabled():
