@@ -127,7 +127,7 @@ def test_a_million_classes():
     before = torch.cuda.memory_allocated()
     ours = loss_and_gradients(x, W, y, ArcFace(), scale=16.0)
     extra = torch.cuda.max_memory_allocated() - before
-    assert extra < 3 * W.numel() * 4, extra / 2**20  # a leaf's clone, its gradient, and blocks
+    assert extra < 2 * W.numel() * 4 + 600e6, extra / 1e6  # a leaf's clone, its gradient, and blocks
     assert all(part.isfinite().all() for part in ours)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+import hypermargin
 from hypermargin.bench.contenders import CONTENDERS, Contender, M, Problem, floor, textbook
 from hypermargin.bench.measure import interleaved, memory_in_a_fresh_process, peak_extra_bytes, stepper
 from hypermargin.margins import ArcFace, SphereFace
@@ -25,29 +26,18 @@ Say = Callable[[str], None]
 
 def environment(device: str) -> dict[str, str]:
     """Versions, device and date: what a stored number needs to be worth anything."""
-    packages = (
-        "hypermargin",
-        "torch",
-        "numpy",
-        "pytorch-metric-learning",
-        "cut-cross-entropy",
-        "liger-kernel",
-        "triton",
-    )
-    found = {}
+    packages = ("numpy", "pytorch-metric-learning", "cut-cross-entropy", "liger-kernel", "triton")
+    found = {"hypermargin": hypermargin.__version__, "torch": torch.__version__}
     for package in packages:
         try:
             found[package] = version(package)
         except PackageNotFoundError:
             found[package] = "absent"
-    name = torch.cuda.get_device_name() if device == "cuda" else _processor()
-    return found | {
-        "torch": torch.__version__,
-        "device": name,
-        "threads": str(torch.get_num_threads()),
-        "python": platform.python_version(),
-        "date": datetime.date.today().isoformat(),
-    }
+    found["device"] = torch.cuda.get_device_name() if device == "cuda" else _processor()
+    found["threads"] = str(torch.get_num_threads())
+    found["python"] = platform.python_version()
+    found["date"] = datetime.date.today().isoformat()
+    return found
 
 
 def _processor() -> str:
