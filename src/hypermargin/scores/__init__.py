@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hypermargin import checks
 from hypermargin.numerics import angle_between, polar, unit
+from hypermargin.scores.blocks import REDUCED_OPERANDS_WORK
 from hypermargin.scores.chunked import Chunked, chunk_for, chunked_rivals
 from hypermargin.scores.dense import Rivals, dense_rivals
 
@@ -58,7 +59,12 @@ def choose(backend: Backend, rows: int, classes: int, device: torch.device) -> t
         name, why = backend, f"backend={backend!r} was asked for."
     if settings.chunk is None:
         settings = replace(settings, chunk=chunk_for(rows, classes, device))
-    if settings.operands is None and device.type == "cuda" and torch.is_autocast_enabled("cuda"):
+    if (
+        settings.operands is None
+        and REDUCED_OPERANDS_WORK
+        and device.type == "cuda"
+        and torch.is_autocast_enabled("cuda")
+    ):
         settings = replace(settings, operands=str(torch.get_autocast_dtype("cuda")).removeprefix("torch."))
     return name, settings, why
 

@@ -21,6 +21,12 @@ class Rivals(NamedTuple):
     hardest: Tensor | None  # (N,)  their maximum, detached, if asked for
 
 
+def label_mask(local: Tensor, inside: Tensor, classes: int) -> Tensor:
+    """(N, C): is this class a label of this row? One spare column takes the labels that are not inside."""
+    mask = torch.zeros(local.shape[0], classes + 1, dtype=torch.bool, device=local.device)
+    return mask.scatter(1, local.masked_fill(~inside, classes), True)[:, :classes]
+
+
 def dense_rivals(
     f: Tensor,
     weight: Tensor,
@@ -33,7 +39,6 @@ def dense_rivals(
     hardest: bool,
 ) -> Rivals:
     """Rivals of `f` (N, d) among `weight` (C, d); `local` (N, K) are row numbers, valid where `inside`."""
-    classes = weight.shape[0]
     w = widen(weight, f.dtype)
     w = unit(w) if unit_weight else w
     # embedding and not w[local]: the backward of indexing is not repeatable on the CPU.
@@ -41,10 +46,8 @@ def dense_rivals(
     z = F.linear(f, w, bias)
     if inside is None:
         z_rivals = z.scatter(1, local, -math.inf)
-    else:  # one spare column takes the labels that are not here
-        is_label = torch.zeros(f.shape[0], classes + 1, dtype=torch.bool, device=f.device)
-        is_label = is_label.scatter(1, local.masked_fill(~inside, classes), True)[:, :classes]
-        z_rivals = z.masked_fill(is_label, -math.inf)
+    else:
+        z_rivals = z.masked_fill(label_mask(local, inside, weight.shape[0]), -math.inf)
     return Rivals(
         rows,
         z_rivals.logsumexp(

@@ -1,0 +1,263 @@
+"""The loops of the chunked backend: one over the blocks forward, one backward, each an opaque custom operation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from hypermargin.numerics import unit
+
+# torch.mm with half operands and float32 results; before that there is no way to sum them in float32 and keep it.
+REDUCED_OPERANDS_WORK = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 8)
+
+
+def _blocks(classes: int, chunk: int) -> Iterator[slice]:
+    for start in range(0, classes, chunk):
+        yield slice(start, min(start + chunk, classes))
+
+
+def _norms(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """|W_j| of a block, inf for zero rows."""
+    norm = torch.linalg.vector_norm(weight, dim=1, dtype=dtype)
+    if weight.device.type != "cpu" or not _safe(norm):
+        if dtype == torch.float32 and weight.device.type != "mps":  # the square of any float32 is a float64
+            norm = torch.linalg.vector_norm(weight, dim=1, dtype=torch.float64).to(dtype)
+        else:
+            largest = torch.linalg.vector_norm(weight, math.inf, dim=1)
+            largest = largest.masked_fill(largest == 0, 1.0)
+            norm = largest * torch.linalg.vector_norm(weight / largest[:, None], dim=1)
+    inf_for_zero: Tensor = norm.masked_fill(norm == 0, math.inf)
+    return inf_for_zero
+
+
+def _safe(norms: Tensor) -> bool:
+    """Are these lengths and their inverses far from the ends of the exponent's range? Only asked on the CPU."""
+    return float(norms.amin()) > 1e-15 and float(norms.amax()) < 1e15
+
+
+def _block(weight: Tensor, norms: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    """A block of the weight as a product's operand, and the factors 1/|W_j| its columns of z still need."""
+    if norms is None:
+        return weight.to(dtype), None
+    if norms.device.type == "cpu" and _safe(norms):
+        return weight.to(dtype), 1 / norms
+    w = torch.empty(weight.shape, dtype=dtype, device=weight.device)
+    return torch.div(weight, norms[:, None], out=w), None
+
+
+def _operand_dtype(f: Tensor, operands: str) -> torch.dtype:
+    """Of the matrix products' inputs; only CUDA sums reduced ones in float32."""
+    kind: torch.dtype = getattr(torch, operands) if operands in ("bfloat16", "float16") and f.is_cuda else f.dtype
+    return kind
+
+
+def _product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
+    """a·b in out's dtype, in out's memory where a and b are of that dtype too."""
+    if b.dtype != out.dtype:
+        return torch.mm(a.to(b.dtype), b, out_dtype=out.dtype)
+    return torch.mm(a, b, out=out)
+
+
+def _mask_labels(z: Tensor, local: Tensor, block: slice, value: float) -> None:
+    """Put `value` where a label of the row is in the block: one gather and scatter a row, no sync, no N×C."""
+    columns = local - block.start
+    here = (columns >= 0) & (columns < z.shape[1])
+    columns = columns.clamp(0, z.shape[1] - 1)
+    for k in range(local.shape[1]):
+        at = columns[:, k : k + 1]
+        z.scatter_(1, at, torch.where(here[:, k : k + 1], value, z.gather(1, at)))
+
+
+def _needs_no_maximum(f: Tensor, weight: Tensor, bias: Tensor | None, unit_weight: bool) -> bool:
+    """Are exp z, its sum and its inverse well inside f's dtype? |z| ≤ |f|·|w̃| + |b| tells, where it may be read."""
+    if f.device.type != "cpu" or f.numel() == 0:
+        return False
+    bound = float(torch.linalg.vector_norm(f, dim=1).amax())
+    if not unit_weight:
+        bound *= float(torch.linalg.vector_norm(weight, dim=1, dtype=f.dtype).amax())
+    if bias is not None:
+        bound += float(bias.abs().amax())
+    return bound + math.log(weight.shape[0]) < -math.log(torch.finfo(f.dtype).tiny) - 2.5
+
+
+def _exp(z: Tensor) -> Tensor:
+    """exp z for z ≤ 0, in place, at least e^−80 in float32: denormal numbers make a CPU's products crawl."""
+    return z.exp_() if z.is_cuda else z.clamp_(min=math.log(torch.finfo(z.dtype).tiny) + 7.3).exp_()
+
+
+@torch.library.custom_op("hypermargin::chunked_forward", mutates_args=())
+def forward(
+    f: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    local: Tensor,
+    unit_weight: bool,
+    rival_sum: bool,
+    hardest: bool,
+    chunk: int,
+    kept: int,
+    operands: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """rows (N, K, d), rivals (N,), rival_sum and hardest (N,) or (0,); for the backward, norms (C,) or (0,),
+
+    whether exp z was taken without a maximum, and those exp z of the first `kept` classes.
+    """
+    N, C = f.shape[0], weight.shape[0]
+    kind = _operand_dtype(f, operands)
+    exact = torch.float32 if f.device.type == "mps" else torch.float64  # a few N-vectors: their sums lose nothing
+    plain = _needs_no_maximum(f, weight, bias, unit_weight)
+    largest = f.new_full((N,), 0.0 if plain else -math.inf)
+    sums = torch.zeros(N, dtype=exact, device=f.device)
+    total = torch.zeros(N if rival_sum else 0, dtype=exact, device=f.device)
+    top = f.new_full((N if hardest else 0,), -math.inf)
+    norms = f.new_empty(C if unit_weight else 0)
+    buffer, exps = f.new_empty(N * min(chunk, C)), f.new_empty(N * kept)
+    for block in _blocks(C, chunk):
+        if unit_weight:
+            norms[block] = _norms(weight[block], f.dtype)
+        w, inverse = _block(weight[block], norms[block] if unit_weight else None, kind)
+        size = w.shape[0]
+        space = exps[N * block.start : N * block.stop] if plain and block.stop <= kept else buffer[: N * size]
+        z = _product(f, w.T, space.view(N, size))
+        if inverse is not None:
+            z *= inverse
+        if bias is not None:
+            z += bias[block]
+        if rival_sum:
+            _mask_labels(z, local, block, 0.0)
+            total += z.sum(1)
+        _mask_labels(z, local, block, -math.inf)
+        if hardest:
+            torch.maximum(top, z.amax(1), out=top)
+        if plain:
+            z.exp_()
+        else:
+            new = torch.maximum(largest, z.amax(1))
+            finite = new.masked_fill(new == -math.inf, 0.0)  # no rival seen yet
+            sums *= (largest - finite).exp()
+            largest = new
+            _mask_labels(_exp(z.sub_(finite[:, None])), local, block, 0.0)
+        sums += z.sum(1)
+    rivals = (largest.masked_fill(largest == -math.inf, 0.0) + sums.log()).to(f.dtype)
+    rows = weight.index_select(0, local.clamp(min=0).flatten()).to(f.dtype)
+    rows = (unit(rows) if unit_weight else rows).view(*local.shape, f.shape[1])
+    return rows, rivals, total.to(f.dtype), top, norms, torch.tensor(plain), exps
+
+
+@forward.register_fake
+def _(f, weight, bias, local, unit_weight, rival_sum, hardest, chunk, kept, operands):  # type: ignore[no-untyped-def]
+    N = f.shape[0]
+    return (
+        f.new_empty(*local.shape, f.shape[1]),
+        f.new_empty(N),
+        f.new_empty(N if rival_sum else 0),
+        f.new_empty(N if hardest else 0),
+        f.new_empty(weight.shape[0] if unit_weight else 0),
+        torch.empty((), dtype=torch.bool),
+        f.new_empty(N * kept),
+    )
+
+
+@torch.library.custom_op("hypermargin::chunked_backward", mutates_args=())
+def backward(
+    f: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    local: Tensor,
+    rivals: Tensor,
+    norms: Tensor,
+    plain: Tensor,
+    exps: Tensor,
+    by_rows: Tensor,
+    by_rivals: Tensor,
+    by_sum: Tensor | None,
+    unit_weight: bool,
+    chunk: int,
+    kept: int,
+    operands: str,
+    need_f: bool,
+    need_weight: bool,
+    need_bias: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """df, dW, db; those not needed are empty."""
+    (N, d), C = f.shape, weight.shape[0]
+    df = torch.zeros_like(f) if need_f else f.new_empty(0)
+    dW = torch.empty_like(weight) if need_weight else weight.new_empty(0)
+    db = torch.zeros_like(bias) if bias is not None and need_bias else f.new_empty(0)
+    without_maximum = bool(plain)
+    no_rivals = rivals == -math.inf
+    shift = rivals.masked_fill(no_rivals, math.inf)[:, None]
+    # P·factor is the gradient by z; where exp z is taken as it is, the factor holds exp(−R) too.
+    factor = by_rivals.masked_fill(no_rivals, 0.0)[:, None]
+    if without_maximum:
+        factor = factor * (-shift).exp()
+    weighted_f = f if by_sum is not None else factor * f
+    if f.device.type == "cpu":
+        # denormal numbers, as in _exp
+        weighted_f = weighted_f.masked_fill(weighted_f.abs() < 100 * torch.finfo(f.dtype).tiny, 0.0)
+    flat_rows, flat_local = by_rows.reshape(-1, d), local.flatten()
+    kind = _operand_dtype(f, operands)
+    by_kind = torch.bfloat16 if kind == torch.float16 else kind  # P is small: it needs bfloat16's range
+    buffer = f.new_empty(N * min(chunk, C))
+    for block in _blocks(C, chunk):
+        size = block.stop - block.start
+        w, inverse = _block(weight[block], norms[block] if unit_weight else None, kind)
+        P = buffer[: N * size].view(N, size)
+        if without_maximum and block.stop <= kept:
+            P.copy_(exps[N * block.start : N * block.stop].view(N, size))
+        else:
+            P = _product(f, w.T, P)
+            if inverse is not None:
+                P *= inverse
+            if bias is not None:
+                P += bias[block]
+            P = P.exp_() if without_maximum else _exp(P.sub_(shift))
+            _mask_labels(P, local, block, 0.0)
+        if by_sum is not None:  # label smoothing: rows are no longer only scaled
+            P *= factor
+            P += by_sum[:, None]
+            _mask_labels(P, local, block, 0.0)
+        if need_bias and bias is not None:
+            db[block] = (P.sum(0) if by_sum is not None else factor.squeeze(1) @ P).to(bias.dtype)
+        if inverse is not None:
+            P *= inverse
+        P = P.to(by_kind)
+        if need_f:
+            _ = df.addmm_(P, w) if by_kind == f.dtype else df.add_(_product(P, w.to(by_kind), df))
+        if need_weight:
+            in_place = by_kind == f.dtype == dW.dtype
+            G = _product(P.T, weighted_f.to(by_kind), dW[block] if in_place else f.new_empty(size, d))
+            columns = flat_local - block.start
+            here = ((columns >= 0) & (columns < size)).to(f.dtype)
+            columns = columns.clamp(0, size - 1)
+            G.index_add_(0, columns, flat_rows * (here if inverse is None else here * inverse[columns])[:, None])
+            if unit_weight:  # off with what only lengthens: G − ŵ⟨ŵ, G⟩
+                if inverse is not None:
+                    along = torch.linalg.vecdot(w, G) * inverse.square()
+                else:
+                    w = w if w.dtype == f.dtype else weight[block] / norms[block, None]
+                    along = torch.linalg.vecdot(w, G)
+                G.addcmul_(w, along[:, None], value=-1.0)
+                if inverse is None:
+                    G /= norms[block, None]
+            if dW.dtype != f.dtype or (unit_weight and inverse is None):
+                limit = torch.finfo(dW.dtype).max
+                G.clamp_(-limit, limit)
+            if not in_place:
+                dW[block] = G
+    if need_f and by_sum is None:
+        df *= factor
+    return df, dW, db
+
+
+@backward.register_fake
+def _(f, weight, bias, *_rest):  # type: ignore[no-untyped-def]
+    need_f, need_weight, need_bias = _rest[-3:]
+    return (
+        torch.empty_like(f) if need_f else f.new_empty(0),
+        torch.empty_like(weight) if need_weight else weight.new_empty(0),
+        torch.empty_like(bias) if need_bias and bias is not None else f.new_empty(0),
+    )
