@@ -95,21 +95,8 @@ class _Node(torch.autograd.Function):
     """The one autograd node; it owns dW, the label rows' share included."""
 
     @staticmethod
-    def forward(
-        f: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        local: Tensor,
-        unit_weight: bool,
-        rival_sum: bool,
-        hardest: bool,
-        chunk: int,
-        kept: int,
-        operands: str,
-    ) -> tuple[Tensor, ...]:
-        found: tuple[Tensor, ...] = blocks.forward(
-            f, weight, bias, local, unit_weight, rival_sum, hardest, chunk, kept, operands
-        )
+    def forward(*inputs: Any) -> tuple[Tensor, ...]:
+        found: tuple[Tensor, ...] = blocks.forward(*inputs)
         return found
 
     @staticmethod
