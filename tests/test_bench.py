@@ -56,7 +56,7 @@ def test_the_command_writes_whole_files(tmp_path):
     row = next(r for r in result["table"] if r["name"] == "hypermargin chunked")
     assert row["median"] > 0
     assert row["error"] < 1e-5
-    assert row["memory"] >= 0
+    assert row["memory"] is None or row["memory"] >= 0  # None where there is no /proc
     assert result["growth"][0]["classes"] == 10_000
     assert {p.suffix for p in tmp_path.iterdir()} == {".json", ".md"}
 

@@ -73,10 +73,14 @@ def table(p: Problem, rounds: int, say: Say, *, only: str = "") -> list[dict[str
         if row["absent"]:
             continue
         say(f"memory and exactness of {contender.name}")
-        if p.device == "cuda":
-            row["memory"] = peak_extra_bytes(steps[contender.name], problems[contender.name])
-        else:
-            row["memory"] = memory_in_a_fresh_process(contender.name, p)
+        try:
+            if p.device == "cuda":
+                row["memory"] = peak_extra_bytes(steps[contender.name], problems[contender.name])
+            else:
+                row["memory"] = memory_in_a_fresh_process(contender.name, p)
+        except RuntimeError as error:
+            say(str(error))
+            row["memory"] = None
         row["error"] = gradient_error(contender, p) if "Partial" not in contender.name else None
     return rows
 

@@ -61,9 +61,11 @@ def peak_extra_bytes(step: Callable[[], None], problem: Problem) -> int:
         step()
         _wait(device)
         return torch.cuda.max_memory_allocated() - before
+    mark = Path("/proc/self/clear_refs")
+    if not mark.exists():
+        raise RuntimeError("peak memory on the CPU is read from Linux's /proc, which is not here")
     ctypes.CDLL("libc.so.6").malloc_trim(0)
-    # ru_maxrss would remember an earlier peak; this resets the kernel's mark.
-    Path("/proc/self/clear_refs").write_text("5")
+    mark.write_text("5")  # resets the kernel's mark; ru_maxrss would remember an earlier peak
     before = _status("VmRSS")
     step()
     return _status("VmHWM") - before
