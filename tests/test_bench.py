@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hypermargin.bench import head
-from hypermargin.bench.contenders import CONTENDERS, Problem
+from hypermargin.bench.contenders import CONTENDERS, Contender, Problem
 
 RUNNABLE = [c for c in CONTENDERS if not c.absent("cpu") and "compile" not in c.name]
 
@@ -27,6 +27,21 @@ def test_every_contender_computes_the_gradient_it_is_timed_for(contender):
 def test_absent_peers_are_listed_with_the_reason(capsys):
     result = head.run(4, 30, 5, rounds=1, only="cut", say=lambda text: None)
     assert "| cut-cross-entropy (no margin) | needs a GPU |" in head.as_markdown(result)
+
+
+def test_a_contender_that_runs_out_of_memory_is_listed_and_the_others_go_on(monkeypatch):
+    def exhausted(problem):
+        def loss():
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+        return loss
+
+    chunked = next(c for c in CONTENDERS if c.name == "hypermargin chunked")
+    monkeypatch.setattr(head, "CONTENDERS", [Contender("greedy", exhausted), chunked])
+    result = head.run(4, 30, 5, rounds=2, say=lambda text: None)
+    text = head.as_markdown(result)
+    assert "| greedy | out of memory |" in text
+    assert next(r for r in result["table"] if r["name"] == "hypermargin chunked")["median"] > 0
 
 
 def test_the_command_writes_whole_files(tmp_path):

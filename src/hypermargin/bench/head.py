@@ -62,12 +62,20 @@ def table(p: Problem, rounds: int, say: Say, *, only: str = "") -> list[dict[str
         except ImportError as error:
             rows[chosen.index(contender)]["absent"] = f"cannot be imported: {error}"
     say(f"timing {len(steps)} contenders, {rounds} interleaved rounds")
-    times = interleaved(steps, rounds, p.device)
+
+    def drop_gradients() -> None:
+        for problem in problems.values():
+            problem.x.grad = problem.W.grad = None
+
+    times = interleaved(steps, rounds, p.device, drop_gradients)
+    drop_gradients()
     bare = min(times["floor: the three matrix products"])
     rows.insert(0, {"name": "floor: the three matrix products", "absent": ""})
     for row in rows:
         seconds = times.get(str(row["name"]))
-        if seconds:
+        if seconds == []:
+            row["absent"] = "out of memory"
+        elif seconds:
             row |= {"median": statistics.median(seconds), "min": min(seconds), "to_floor": min(seconds) / bare}
     for contender, row in zip(chosen, rows[1:], strict=True):
         if row["absent"]:

@@ -29,14 +29,29 @@ def stepper(contender: Contender, problem: Problem) -> Callable[[], None]:
     return step
 
 
-def interleaved(steps: dict[str, Callable[[], None]], rounds: int, device: str) -> dict[str, list[float]]:
-    """Seconds of each step in each round. One after the other in turn, so that a slow moment hits all alike."""
+def interleaved(
+    steps: dict[str, Callable[[], None]], rounds: int, device: str, between: Callable[[], None] = lambda: None
+) -> dict[str, list[float]]:
+    """Seconds of each step in each round. One after the other in turn, so that a slow moment hits all alike.
+
+    A step that runs out of the GPU's memory has no times, and the others go on. `between` runs untimed.
+    """
     times: dict[str, list[float]] = {name: [] for name in steps}
+    failed: set[str] = set()
     for round_number in range(rounds + 1):
         for name, step in steps.items():
+            if name in failed:
+                continue
+            between()
             _wait(device)
             start = time.perf_counter()
-            step()
+            try:
+                step()
+            except torch.OutOfMemoryError:
+                failed.add(name)
+                times[name].clear()
+                torch.cuda.empty_cache()
+                continue
             _wait(device)
             if round_number:  # the first is for compiling and for first touches
                 times[name].append(time.perf_counter() - start)
