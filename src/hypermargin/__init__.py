@@ -1,10 +1,11 @@
 """Softmax with a margin: exact losses for embeddings and classifiers."""
 
-from hypermargin import advise, hinge, margins, schedule, scores, testing
+from hypermargin import advise, data, evaluate, hinge, margins, schedule, scores, testing, training
 from hypermargin.family import create_head, list_heads
 from hypermargin.functional import margin_cross_entropy, margin_softmax
 from hypermargin.head import MarginHead
 from hypermargin.scores import explain_backend
+from hypermargin.training import load
 
 __version__ = "0.1.0"
 
@@ -12,13 +13,17 @@ __all__ = [
     "MarginHead",
     "advise",
     "create_head",
+    "data",
+    "evaluate",
     "explain_backend",
     "hinge",
     "list_heads",
+    "load",
     "margin_cross_entropy",
     "margin_softmax",
     "margins",
     "schedule",
     "scores",
     "testing",
+    "training",
 ]

@@ -1,0 +1,39 @@
+"""The command line: one file a command.
+
+A command is a function with `@app.command()`. It imports what it needs inside, so that `--help` stays quick, and
+does its work within `plain_errors()`, so that bad input ends in one line and exit code 2.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+
+try:
+    import rich.console  # noqa: F401
+    import typer
+except ModuleNotFoundError as missing:
+    raise SystemExit(
+        f"hypermargin: the command line needs {missing.name}, which is not installed. "
+        "Run: pip install 'hypermargin[cli]'"
+    ) from None
+
+from hypermargin.cli import advise, bench, data, train  # noqa: F401  # importing a command registers it
+from hypermargin.cli._app import app
+
+
+def main() -> None:
+    """The console script: usage errors in one line, exit code 2, no traceback."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # θ and ≥ must not end a run on an ASCII terminal
+    if isinstance(sys.stderr, io.TextIOWrapper):
+        sys.stderr.reconfigure(errors="replace")
+    try:
+        code = app(prog_name="hypermargin", standalone_mode=False)
+    except Exception as error:
+        # typer carries its own copy of click or uses the real one, by version; both errors look like this.
+        if not hasattr(error, "format_message"):
+            raise
+        typer.echo(f"hypermargin: error: {' '.join(error.format_message().split())}", err=True)
+        code = 2
+    sys.exit(code)

@@ -1,0 +1,5 @@
+"""`python -m hypermargin.cli`."""
+
+from hypermargin.cli import main
+
+main()

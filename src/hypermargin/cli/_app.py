@@ -1,0 +1,59 @@
+"""The application object and what every command shares."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    name="hypermargin",
+    add_completion=False,
+    rich_markup_mode=None,  # plain help: the same in a terminal, a pipe and a log
+    pretty_exceptions_enable=False,
+)
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Turn the library's complaints about input, which name the argument already, into usage errors.
+
+    With HYPERMARGIN_DEBUG set, they keep their traceback.
+    """
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        if os.environ.get("HYPERMARGIN_DEBUG"):
+            raise
+        raise typer.BadParameter(str(error)) from None
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"hypermargin {version('hypermargin')}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def hypermargin(
+    context: typer.Context,
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Softmax with a margin.
+
+    \b
+    Examples:
+      hypermargin train --data glyphs --head arcface --out runs/first
+      hypermargin data photos/ --out photos.npz
+      hypermargin advise --classes 1000 --dim 128
+      hypermargin bench head --rows 256 --classes 20000
+      hypermargin train --help
+    """
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())

@@ -1,0 +1,57 @@
+"""`hypermargin data`: look at data before training on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hypermargin.cli._app import app, plain_errors
+
+
+@app.command()
+def data(
+    what: Annotated[str, typer.Argument(help="glyphs, digits, fashion-mnist, or a file or folder.")],
+    size: Annotated[int | None, typer.Option(help="Side of the images; default the first image's.")] = None,
+    color: Annotated[str, typer.Option(help="auto, gray or rgb.")] = "auto",
+    samples_key: Annotated[str | None, typer.Option(help="Name of the samples in an npz file.")] = None,
+    labels_key: Annotated[str | None, typer.Option(help="Name of the labels in an npz file.")] = None,
+    on_bad: Annotated[str, typer.Option(help="error, or skip to list unreadable samples instead.")] = "error",
+    check: Annotated[bool, typer.Option("--check", help="Decode every image, to find the unreadable.")] = False,
+    picture: Annotated[Path | None, typer.Option(help="Write a picture of some samples (png, jpg).")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write everything as one .npz file.")] = None,
+    workers: Annotated[int, typer.Option(help="Processes that decode.", min=0)] = 2,
+) -> None:
+    """What is in a data set; as a picture, or as one .npz file for a machine without image libraries.
+
+    \b
+    Examples:
+      hypermargin data glyphs --picture glyphs.png
+      hypermargin data photos/ --check --on-bad skip
+      hypermargin data faces/train.rec --size 112 --out faces.npz
+    """
+    from hypermargin.data import decode_once, open_data
+    from hypermargin.data.describe import montage, save_npz, summary
+    from hypermargin.files import replacing
+    from hypermargin.training.monitor import say
+
+    with plain_errors():
+        if out is not None and out.suffix != ".npz":
+            raise ValueError(f"--out must end in .npz; got {out}.")
+        found = open_data(
+            what, size=size, color=color, samples_key=samples_key, labels_key=labels_key, on_bad=on_bad, say=say
+        )
+        if check or out is not None:
+            found = decode_once(found, memory=float("inf"), workers=workers, on_bad=on_bad, say=say)
+        if picture is not None:
+            from PIL import Image
+
+            with replacing(picture) as temporary:
+                Image.fromarray(montage(found)).save(temporary)
+        if out is not None:
+            save_npz(found, out)
+    for name, text in [("data", found.name), *summary(found)]:
+        typer.echo(f"{name:<12} {text}")
+    for path in filter(None, (picture, out)):
+        typer.echo(f"{'written':<12} {path}")

@@ -1,0 +1,116 @@
+"""What can be trained on: built-in data, real formats, splits, sampling, loading.
+
+`open_data` finds the reader from a name or a path; each reader is also a function of its own.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hypermargin import checks
+from hypermargin.data.arrays import from_parts, read_npz
+from hypermargin.data.augment import Augment
+from hypermargin.data.base import TEST, TRAIN, UNUSED, VALIDATION, Array, Bad, Data, DataError, Say, Source
+from hypermargin.data.folder import read_folder
+from hypermargin.data.glyphs import glyphs
+from hypermargin.data.idx import find_fashion_mnist, read_idx
+from hypermargin.data.loader import Feed, Scaling, decode_once
+from hypermargin.data.pairs import Pairs, read_bin, read_csv, read_pairs
+from hypermargin.data.recordio import read_records
+from hypermargin.data.sampling import batches
+from hypermargin.data.split import Split, split
+
+BUILT_IN = ("glyphs", "digits", "fashion-mnist")
+
+__all__ = [
+    "BUILT_IN", "TEST", "TRAIN", "UNUSED", "VALIDATION",
+    "Array", "Augment", "Bad", "Data", "DataError", "Feed", "Pairs", "Scaling", "Source", "Split",
+    "batches", "decode_once", "digits", "find_fashion_mnist", "from_arrays", "glyphs", "open_data", "open_pairs",
+    "read_bin", "read_csv", "read_folder", "read_idx", "read_npz", "read_pairs", "read_records", "split",
+]  # fmt: skip
+
+
+def open_data(
+    what: str | os.PathLike[str],
+    *,
+    size: int | None = None,
+    color: str = "auto",
+    samples_key: str | None = None,
+    labels_key: str | None = None,
+    on_bad: str = "error",
+    say: Say = lambda _: None,
+) -> Data:
+    """The data set of that name, or in that file or folder.
+
+    - glyphs, digits, fashion-mnist: built in or found on this machine; glyphs:FOLDER takes the fonts of a folder
+    - a folder of one folder an identity; a folder of IDX files; a folder with a .rec file; a .rec file
+    - a .npz file of images or embeddings with labels; a .csv list of paths and labels
+
+    `size` and `color` (auto, gray, rgb) are for images in files; the keys for .npz files.
+    """
+    name = os.fspath(what)
+    images: dict[str, Any] = {"size": size, "color": color, "on_bad": on_bad}
+    checks.one_of("color", color, ("auto", "gray", "rgb"))
+    checks.one_of("on_bad", on_bad, ("error", "skip"))
+    if name == "digits":
+        return digits()
+    if name == "fashion-mnist":
+        return read_idx(find_fashion_mnist())
+    if name == "glyphs" or name.startswith("glyphs:"):
+        fonts = Path(name.partition(":")[2]) if ":" in name else None
+        return glyphs(fonts, size=size or 28, say=say)
+    path = Path(name)
+    if path.is_dir():
+        names = [entry.name for entry in path.iterdir()]
+        if any(Path(n).suffix == ".rec" for n in names):
+            return read_records(path, **images)
+        if any("-ubyte" in n for n in names):
+            return read_idx(path)
+        return read_folder(path, **images)
+    if not path.exists():
+        raise DataError(
+            f"data must be one of {', '.join(BUILT_IN)}, or a file or folder; {name!r} is neither."
+            f"{checks.near(name, BUILT_IN)}"
+        )
+    if path.suffix == ".npz":
+        return read_npz(path, samples_key=samples_key, labels_key=labels_key, on_bad=on_bad)
+    if path.suffix == ".rec":
+        return read_records(path, **images)
+    if path.suffix == ".csv":
+        return read_csv(path, **images)
+    raise DataError(
+        f"{path}: a file of this kind cannot be trained on. Known are .npz (images or embeddings), .rec "
+        "(insightface) and .csv (paths and labels), and folders of images, of IDX files or of a .rec file."
+    )
+
+
+def open_pairs(path: str | os.PathLike[str], images: Path | None = None, *, on_bad: str = "error") -> Pairs:
+    """Verification pairs: insightface's .bin, a .csv of pairs, or LFW's pairs.txt beside a folder of images."""
+    path = Path(path)
+    if not path.is_file():
+        raise DataError(f"pairs: there is no file {path}.")
+    return read_bin(path, on_bad=on_bad) if path.suffix == ".bin" else read_pairs(path, images, on_bad=on_bad)
+
+
+def digits() -> Data:
+    """scikit-learn's 1,797 digits of 8×8 pixels, a closed set; every fifth sample is for the test."""
+    try:
+        from sklearn.datasets import load_digits
+    except ModuleNotFoundError:
+        raise DataError(
+            "data 'digits' needs scikit-learn, which is not installed. Run: pip install 'hypermargin[learn]'"
+        ) from None
+    pixels, labels = load_digits(return_X_y=True)
+    images = np.round(pixels * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8)
+    parts = np.where(np.arange(len(labels)) % 5 == 4, TEST, TRAIN).astype(np.int8)
+    names = tuple(str(k) for k in range(10))
+    return Data("digits", images, labels.astype(np.int64), names, parts, open_set=False, augment="shift=0.1")
+
+
+def from_arrays(samples: Array, labels: Array, *, name: str = "arrays", open_set: bool = True) -> Data:
+    """Your own arrays: images (N, H, W[, 3]) or vectors (N, d), and a label of any kind for each."""
+    return from_parts(name, np.asarray(samples), np.asarray(labels), open_set=open_set)

@@ -1,0 +1,76 @@
+"""Look at data before training on it: a summary in words, a picture, a copy as one .npz file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from hypermargin.data.base import TEST, TRAIN, VALIDATION, Array, Data, DataError
+from hypermargin.files import replacing
+
+
+def summary(data: Data) -> list[tuple[str, str]]:
+    """What a person wants to know first, as pairs of name and value."""
+    counts = np.bincount(data.labels)
+    kind = "vectors" if len(data.shape) == 1 else "images"
+    dtype = data.samples.dtype if isinstance(data.samples, np.ndarray) else "uint8, in files"
+    lines = [
+        ("samples", f"{len(data):,} {kind} of {'×'.join(map(str, data.shape))} ({dtype})"),
+        (
+            "identities",
+            f"{len(data.classes):,}, {counts.min()} to {counts.max()} samples each, {np.median(counts):g} typical",
+        ),
+        ("task", "open set: identities of the test unseen in training" if data.open_set else "closed set"),
+    ]
+    if data.parts is not None:
+        named = ((TRAIN, "train"), (VALIDATION, "validation"), (TEST, "test"))
+        sizes = [
+            f"{word} {(data.parts == part).sum():,} of {len(np.unique(data.labels[data.parts == part])):,}"
+            for part, word in named
+            if (data.parts == part).any()
+        ]
+        lines.append(("given split", ", ".join(sizes) + " (samples of identities)"))
+    alone = int((counts == 1).sum())
+    if alone:
+        lines.append(("note", f"{alone:,} identities have one sample only: nothing to verify them against"))
+    lines += [("left out", bad.why) for bad in data.bad]
+    return lines
+
+
+def montage(data: Data, rows: int = 8, columns: int = 12, seed: int = 0) -> Array:
+    """A picture: each row is one identity, each column one of its samples."""
+    if len(data.shape) != 3:
+        raise DataError(f"{data.name} holds vectors; only images can be shown.")
+    rng = np.random.default_rng(seed)
+    channels, height, width = data.shape
+    canvas = np.zeros((rows * (height + 2), columns * (width + 2), channels), np.float64)
+    for i, identity in enumerate(rng.choice(len(data.classes), min(rows, len(data.classes)), replace=False)):
+        samples = np.flatnonzero(data.labels == identity)
+        for j, row in enumerate(rng.permutation(samples)[:columns]):
+            top, left = i * (height + 2), j * (width + 2)
+            canvas[top : top + height, left : left + width] = np.reshape(
+                data.samples[row], (height, width, channels)
+            )
+    if not isinstance(data.samples, np.ndarray) or data.samples.dtype == np.uint8:
+        return canvas.astype(np.uint8).squeeze()
+    low, high = canvas.min(), canvas.max()
+    return np.round(255 * (canvas - low) / (high - low or 1)).astype(np.uint8).squeeze()
+
+
+def save_npz(data: Data, path: Path) -> None:
+    """One file with images (or embeddings), labels, classes and the given split, as `read_npz` reads it."""
+    if not isinstance(data.samples, np.ndarray):
+        raise DataError(f"{data.name}: its images are still in their files. Decode them first with decode_once.")
+    arrays = {
+        "images" if data.samples.ndim > 2 else "embeddings": data.samples,
+        "labels": data.labels,
+        "classes": np.asarray(data.classes, dtype=str),
+    }
+    if data.parts is not None:
+        words = {TRAIN: "train", VALIDATION: "val", TEST: "test"}
+        used = np.isin(data.parts, list(words))
+        arrays = {k: v if k == "classes" else v[used] for k, v in arrays.items()}
+        arrays["split"] = np.asarray([words[int(part)] for part in data.parts[used]])
+    with replacing(path) as temporary:
+        np.savez_compressed(temporary, **arrays)  # type: ignore[arg-type]

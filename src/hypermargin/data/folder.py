@@ -1,0 +1,154 @@
+"""A folder of images, one sub-folder an identity."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hypermargin.data.base import TEST, TRAIN, VALIDATION, Array, Bad, Data, DataError, Rows, from_names
+from hypermargin.data.images import EXTENSIONS, Encoded, check_options, common_shape, leave_out
+
+PARTS = {"train": TRAIN, "test": TEST, "val": VALIDATION, "valid": VALIDATION, "validation": VALIDATION}
+CODES = {"0": TRAIN, "1": TEST, "2": VALIDATION}
+LAYOUT = "Expected: one sub-folder an identity, as in alice/1.jpg, or such folders below train/ and test/."
+
+
+class FileImages(Encoded):
+    """Images in files."""
+
+    def __init__(self, paths: Sequence[str], shape: tuple[int, ...] = ()) -> None:
+        self.paths, self.shape = list(paths), shape
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def raw(self, row: int) -> bytes:
+        """The file's content."""
+        try:
+            return Path(self.paths[row]).read_bytes()
+        except (OSError, ValueError) as error:
+            raise DataError(f"{self.paths[row]}: the file cannot be read ({error}).") from error
+
+    def where(self, row: int) -> str:
+        """The path."""
+        return self.paths[row]
+
+
+def read_folder(path: str | Path, *, size: int | None = None, color: str = "auto", on_bad: str = "error") -> Data:
+    """Identities are the names of the sub-folders; images are found at any depth below them.
+
+    Sub-folders train/ and test/, perhaps with val/, and nothing else, are the data's own split.
+    `size` makes every image (size, size); `color` is "gray", "rgb" or "auto"; else as the first image.
+    Hidden files and files that are no images by their name are ignored.
+    """
+    check_options(size, color, on_bad)
+    root = Path(path)
+    bad: list[Bad] = []
+    paths: list[str] = []
+    names: list[str] = []
+    words: list[str] = []
+    for word, top in _tops(root):
+        for identity in _entries(top, folders=True):
+            found = _images_below(identity)
+            if not found:
+                leave_out(bad, on_bad, str(identity), "a label without images. Add images, or remove the folder.")
+            paths += found
+            names += [identity.name] * len(found)
+            words += [word] * len(found)
+    if not paths:
+        loose = [file.name for file in _entries(root, folders=False) if _is_image(file.name)]
+        what = f"images such as {loose[0]} lie in it without an identity" if loose else "there are no images in it"
+        raise DataError(f"{root}: {what}. {LAYOUT}")
+    return file_data(str(root), paths, names, words, size, color, on_bad, bad)
+
+
+def file_data(
+    name: str,
+    paths: list[str],
+    names: list[str],
+    words: list[str],
+    size: int | None,
+    color: str,
+    on_bad: str,
+    bad: list[Bad],
+) -> Data:
+    """Data of image files with an identity's name and a part's word (all "": no split) for each."""
+    shape, unreadable = common_shape(FileImages(paths), size, color, on_bad)
+    kept = slice(len(unreadable), None)
+    labels, classes = from_names(names[kept])
+    parts = parts_of(np.array(words[kept]), name) if any(words) else None
+    return Data(
+        name,
+        FileImages(paths[kept], shape),
+        labels,
+        classes,
+        parts,
+        open_set=unseen(labels, parts),
+        augment=suits(shape),
+        bad=bad + unreadable,
+    )
+
+
+def parts_of(words: Array, where: str) -> NDArray[np.int8]:
+    """Parts from words (train, test, val) or codes (0 train, 1 test, 2 validation)."""
+    values, rows = np.unique(words, return_inverse=True)
+    known = {**PARTS, **CODES}
+    for value in values:
+        if str(value).lower() not in known:
+            raise DataError(
+                f"{where}: split must be train, test or val, or 0 (train), 1 (test) or 2 (validation); "
+                f"got {str(value)[:40]!r}."
+            )
+    return np.array([known[str(value).lower()] for value in values], dtype=np.int8)[rows.reshape(-1)]
+
+
+def unseen(labels: Rows, parts: NDArray[np.int8] | None) -> bool:
+    """Are the identities of the test disjoint from those of the training? True without a split."""
+    return parts is None or not np.intersect1d(labels[parts == TRAIN], labels[parts == TEST]).size
+
+
+def suits(shape: tuple[int, ...]) -> str:
+    """The augmentation for samples of a shape: photographs may be mirrored, drawings and letters may not."""
+    return "flip" if len(shape) == 3 else "none"
+
+
+def _tops(root: Path) -> list[tuple[str, Path]]:
+    tops = [(folder.name.lower(), folder) for folder in _entries(root, folders=True)]
+    words = {word for word, _ in tops}
+    if not words or not words <= PARTS.keys():
+        return [("", root)]
+    if not {"train", "test"} <= words:
+        raise DataError(
+            f"{root}: its folders {', '.join(sorted(words))} look like a split, which needs train/ and test/. "
+            "Name one folder, or add the missing one."
+        )
+    return tops
+
+
+def _entries(folder: Path, *, folders: bool) -> list[Path]:
+    try:
+        with os.scandir(folder) as entries:
+            seen = [e for e in entries if not e.name.startswith(".")]
+            return sorted(folder / e.name for e in seen if (e.is_dir() if folders else e.is_file()))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{folder}: the folder cannot be read ({error}).") from error
+
+
+def _images_below(top: Path) -> list[str]:
+    found: list[Path] = []
+    waiting = [top]
+    while waiting:
+        folder = waiting.pop()
+        found += [file for file in _entries(folder, folders=False) if _is_image(file.name)]
+        waiting += [
+            below for below in _entries(folder, folders=True) if not below.is_symlink()
+        ]  # it may lead back up
+    return sorted(map(str, found))
+
+
+def _is_image(name: str) -> bool:
+    return os.path.splitext(name)[1].lower() in EXTENSIONS

@@ -1,0 +1,168 @@
+"""From samples to batches: decoded once when they fit in memory, read by worker processes when they do not."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from hypermargin import checks
+from hypermargin.data.base import UNREADABLE, Array, Bad, Data, DataError, Rows, Say, Source
+
+BLOCK = 256  # samples a worker decodes at a time
+
+
+class _Reader(Dataset[Any]):
+    """Groups of samples: index it with row numbers. Errors come back as data; a worker's traceback helps nobody."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+
+    def __getitem__(self, rows: Rows) -> tuple[Array, Rows, list[Bad]]:
+        samples = np.empty((len(rows), *self.source.shape), np.uint8)
+        kept: list[int] = []
+        bad: list[Bad] = []
+        for row in rows:
+            try:
+                samples[len(kept)] = self.source[int(row)]
+                kept.append(row)
+            except DataError as error:
+                bad.append(Bad(self.source.where(int(row)), str(error)))
+        return samples[: len(kept)], np.asarray(kept, np.int64), bad
+
+
+def _read(
+    source: Source, groups: Sequence[Rows], workers: int, pin: bool = False
+) -> Iterator[tuple[Array, Rows, list[Bad]]]:
+    # A generator of its own: a DataLoader else draws from torch's global one, and a resumed run would differ.
+    own = torch.Generator()
+    options: dict[str, Any] = {"prefetch_factor": 4} if workers else {}
+    yield from DataLoader(
+        _Reader(source),
+        batch_size=None,
+        sampler=groups,  # an index here is a group of rows
+        num_workers=workers,
+        generator=own,
+        collate_fn=_as_it_is,
+        pin_memory=pin,
+        **options,
+    )
+
+
+def _as_it_is(found: Any) -> Any:
+    return found
+
+
+def decode_once(
+    data: Data, *, memory: float = 4.0, workers: int = 0, on_bad: str = "error", say: Say = lambda _: None
+) -> Data:
+    """The same data with its images decoded, if they take at most `memory` GiB; else as they are.
+
+    on_bad="error" stops at the first unreadable sample; "skip" leaves it out and lists it in `Data.bad`.
+    """
+    checks.one_of("on_bad", on_bad, UNREADABLE)
+    source = data.samples
+    if isinstance(source, np.ndarray):
+        return data
+    needed = len(source) * int(np.prod(source.shape))
+    if needed > memory * 2**30:
+        say(f"{len(source)} images take {needed / 2**30:.1f} GiB decoded, more than memory = {memory:g}: "
+            f"they are read again every epoch by {workers} worker processes.")  # fmt: skip
+        return data
+    samples = np.empty((len(source), *source.shape), np.uint8)
+    kept: list[Rows] = []
+    bad = list(data.bad)
+    done, told = 0, 0
+    groups = np.split(np.arange(len(source)), range(BLOCK, len(source), BLOCK))
+    for found, rows, wrong in _read(source, groups, workers if len(groups) > 1 else 0):
+        if wrong and on_bad == "error":
+            raise DataError(f"{wrong[0].why} (on_bad=skip leaves such samples out.)")
+        samples[done : done + len(rows)] = found
+        done += len(rows)
+        kept.append(rows)
+        bad.extend(wrong)
+        if 10 * done // len(source) > told:
+            told = 10 * done // len(source)
+            say(f"decoded {done} of {len(source)} images")
+    rows = np.concatenate(kept)
+    return select(dataclasses.replace(data, bad=bad), rows, samples[:done])
+
+
+def select(data: Data, rows: Rows, samples: Array | Source) -> Data:
+    """Only these rows, whose samples are given; identities left without any are dropped."""
+    labels = data.labels[rows]
+    used, labels = np.unique(labels, return_inverse=True)
+    return dataclasses.replace(
+        data,
+        samples=samples,
+        labels=labels.astype(np.int64),
+        classes=tuple(data.classes[i] for i in used),
+        parts=None if data.parts is None else data.parts[rows],
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaling:
+    """What a network gets: (value − mean)/std, images as (N, channels, height, width)."""
+
+    mean: float = 127.5
+    std: float = 127.5
+
+    @classmethod
+    def fit(cls, data: Data, rows: Rows, as_they_are: bool = False) -> Scaling:
+        """[−1, 1] for bytes; mean 0 and deviation 1 over `rows` for floats; unchanged if `as_they_are`."""
+        samples = data.samples
+        if not isinstance(samples, np.ndarray) or samples.dtype == np.uint8:
+            return cls()
+        if as_they_are:
+            return cls(0.0, 1.0)
+        part = samples[rows]
+        return cls(float(part.mean(dtype=np.float64)), float(part.std(dtype=np.float64)) or 1.0)
+
+    def __call__(self, raw: Tensor) -> Tensor:
+        """From samples as they are stored."""
+        x = (raw.float() - self.mean) / self.std
+        if x.dim() == 3:
+            return x.unsqueeze(1)
+        return x.permute(0, 3, 1, 2) if x.dim() == 4 else x
+
+
+class Feed:
+    """Raw samples of given rows, group after group, on the device.
+
+    Samples in memory move to a CUDA device as a whole when they take less than half of what is free there. Samples
+    in files are read ahead by worker processes; unreadable ones drop out of their group if on_bad="skip" and are
+    listed in `bad`.
+    """
+
+    def __init__(
+        self, samples: Array | Source, device: torch.device, *, workers: int = 0, on_bad: str = "error"
+    ) -> None:
+        checks.one_of("on_bad", on_bad, UNREADABLE)
+        self.source, self.device, self.workers, self.on_bad = samples, device, workers, on_bad
+        self.bad: dict[str, Bad] = {}
+        self.samples: Tensor | None = None
+        if isinstance(self.source, np.ndarray):
+            self.samples = torch.from_numpy(self.source)
+            if device.type == "cuda" and self.samples.nbytes < torch.cuda.mem_get_info(device)[0] / 2:
+                self.samples = self.samples.to(device)
+
+    def __call__(self, groups: Sequence[Rows]) -> Iterator[tuple[Tensor, Rows]]:
+        """(samples, their rows) for each group."""
+        if self.samples is not None:
+            for rows in groups:
+                picked = self.samples.index_select(0, torch.from_numpy(rows).to(self.samples.device))
+                yield picked.to(self.device, non_blocking=True), rows
+            return
+        source = self.source
+        assert not isinstance(source, np.ndarray)
+        for found, rows, bad in _read(source, groups, self.workers):
+            if bad and self.on_bad == "error":
+                raise DataError(f"{bad[0].why} (on_bad=skip leaves such samples out.)")
+            self.bad.update((b.where, b) for b in bad)
+            yield torch.from_numpy(found).to(self.device, non_blocking=True), rows

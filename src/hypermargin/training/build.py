@@ -1,0 +1,132 @@
+"""The parts of a run from its settings. What the settings leave open is decided here, and then written down."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any
+
+import torch
+from torch import nn
+
+from hypermargin import checks
+from hypermargin.advise import recommend
+from hypermargin.data import Data, open_data
+from hypermargin.data.base import Say
+from hypermargin.family import FAMILY, create_head
+from hypermargin.head import MarginHead
+from hypermargin.margins import number_fields
+from hypermargin.schedule import Alternation, LambdaAnnealing, MarginWarmup, Schedule
+from hypermargin.training.config import Config, call
+
+SCHEDULES: dict[str, type[Schedule]] = {
+    "warmup": MarginWarmup,
+    "lambda": LambdaAnnealing,
+    "alternate": Alternation,
+}
+
+
+def read_data(config: Config, say: Say) -> Data:
+    """The data that `config` names, images still in their files."""
+    return open_data(
+        config.data,
+        size=config.size,
+        color=config.color,
+        samples_key=config.samples_key,
+        labels_key=config.labels_key,
+        on_bad=config.on_bad,
+        say=say,
+    )
+
+
+def resolve(config: Config, data: Data) -> Config:
+    """The same settings with everything decided that depends on the data or the machine."""
+    adamw = config.optimizer == "adamw"
+    decided: dict[str, Any] = {
+        "model": _network_for(data.shape),
+        "augment": data.augment if len(data.shape) == 3 else "none",
+        "lr": 0.002 if adamw else 0.1,
+        "weight_decay": 0.05 if adamw else 5e-4,
+        "threads": torch.get_num_threads(),
+        "workers": min(8, os.cpu_count() or 1),
+    }
+    decided = {name: value for name, value in decided.items() if getattr(config, name) is None}
+    device = config.device if config.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    decided["device"] = device
+    if config.deterministic is None:
+        decided["deterministic"] = device == "cpu"
+    config = dataclasses.replace(config, **decided)
+    if config.model == "none" and config.dim != data.shape[0]:
+        config = dataclasses.replace(config, dim=data.shape[0])
+    return config
+
+
+def _network_for(shape: tuple[int, ...]) -> str:
+    if len(shape) == 1:
+        return "none"
+    return "iresnet18" if min(shape[1:]) >= 112 and all(side % 16 == 0 for side in shape[1:]) else "lenet++"
+
+
+def resolve_head(config: Config, classes: int) -> tuple[Config, tuple[str, ...]]:
+    """The settings with s and m written into `set`, and the advisor's reasons for those it chose.
+
+    The trainer asks the advisor, since papers tuned s and m for 10,000 classes and more. Heads whose scale is the
+    length of the features have no s to choose, and keep their paper's m and λ.
+    """
+    if config.head not in FAMILY:
+        create_head(config.head, config.dim, classes)  # says which there are
+    margin = FAMILY[config.head].margin
+    names = [f.name for f in number_fields(type(margin))]
+    chosen = "scale" in config.set and any(name in config.set for name in names)
+    if config.settings == "paper" or chosen or not FAMILY[config.head].unit_features:
+        return config, ()
+    given = {k: v for k, v in config.set.items() if k in names}
+    mine = dataclasses.replace(margin, **given) if given else margin.name  # type: ignore[type-var]  # all dataclasses
+    advice = recommend(classes, config.dim, margin=mine)
+    numbers = {name: getattr(advice.margin, name) for name in names}
+    return dataclasses.replace(config, set={"scale": advice.s, **numbers, **config.set}), advice.reasons
+
+
+def build_head(config: Config, classes: int) -> MarginHead:
+    """The head of resolved settings."""
+    overrides = dict(config.set)
+    schedules = _schedules(config)
+    if schedules is not None:
+        overrides["schedule"] = schedules
+    head = create_head(config.head, config.dim, classes, **overrides)
+    # The loop looks at every loss itself, and can say more than the head about a bad one.
+    head.check = False
+    return head
+
+
+def _schedules(config: Config) -> list[Schedule] | None:
+    """None: the paper's own."""
+    found: list[Schedule] = []
+    for text in config.schedule:
+        name, settings = call(text, "schedule")
+        if name == "paper":
+            if len(config.schedule) > 1:
+                raise ValueError('schedule "paper" stands alone; got ' + ", ".join(config.schedule) + ".")
+            return None
+        if name == "none":
+            continue
+        checks.one_of("schedule", name, ("paper", "none", *SCHEDULES))
+        try:
+            found.append(SCHEDULES[name](**settings))
+        except TypeError as error:
+            raise ValueError(f"schedule {text!r}: {error}.") from None
+    return found
+
+
+def start_from(network: nn.Module, weights: dict[str, torch.Tensor], where: str) -> None:
+    """Load a network's weights; an error that names what does not fit."""
+    own = network.state_dict()
+    wrong = [k for k in own if k not in weights or weights[k].shape != own[k].shape] + [
+        k for k in weights if k not in own
+    ]
+    if wrong:
+        raise ValueError(
+            f"init: the network of {where} does not fit: {len(wrong)} tensors differ, first {wrong[0]!r}. "
+            "Use the same model, dim, size and color."
+        )
+    network.load_state_dict(weights)

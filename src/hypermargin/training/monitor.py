@@ -1,0 +1,186 @@
+"""What a person sees of a run: a bar in a terminal, lines elsewhere, a JSON-lines log and TensorBoard events."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hypermargin.data.base import Say
+from hypermargin.files import write_text
+
+# How a number of the log is shown: its short name and format. Others are only written to the log.
+SHOWN = {
+    "loss": ("loss", "{:.3f}"),
+    "accuracy": ("acc", "{:.1%}"),
+    "angle": ("own", "{:.1f}°"),
+    "rival_angle": ("rival", "{:.1f}°"),
+    "past_fold": ("past π−m", "{:.1%}"),
+    "norms": ("|x|", "{}"),
+    "images_per_s": ("", "{:,.0f}/s"),
+    "eer": ("EER", "{:.2%}"),
+    "rank1": ("rank-1", "{:.1%}"),
+    "tar": ("TAR@FAR=1e-3", "{:.1%}"),
+}
+
+
+def words(values: dict[str, Any]) -> str:
+    """`loss 1.234  acc 56.7%  own 40.1°  …`."""
+    values = dict(values)
+    if "norm_p50" in values:
+        values["norms"] = "/".join(f"{values[f'norm_p{p}']:.3g}" for p in (10, 50, 90))
+    shown = ((*SHOWN[name], values[name]) for name in SHOWN if name in values)
+    return "  ".join(f"{short} {form.format(value)}".strip() for short, form, value in shown)
+
+
+def duration(seconds: float) -> str:
+    """1:02:03 or 4:05."""
+    minutes, s = divmod(round(seconds), 60)
+    hours, m = divmod(minutes, 60)
+    return f"{hours}:{m:02d}:{s:02d}" if hours else f"{m}:{s:02d}"
+
+
+def say(text: str) -> None:
+    """A line on stderr: stdout is for results."""
+    print(text, file=sys.stderr, flush=True)
+
+
+class Log:
+    """log.jsonl: one JSON object a line, flushed. A full disk costs the log, not the run."""
+
+    def __init__(self, path: Path, say: Say) -> None:
+        self.path, self.say, self.broken = path, say, False
+
+    def forget_after(self, step: int) -> None:
+        """Drop what a killed run wrote after its last checkpoint, and a line it did not finish."""
+        if not self.path.exists():
+            return
+        kept = []
+        for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                if json.loads(line)["step"] <= step:
+                    kept.append(line + "\n")
+        write_text(self.path, "".join(kept))
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Add one line."""
+        # JSON has no NaN; null is what readers expect in its place.
+        plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(plain) + "\n")
+        except OSError as error:
+            if not self.broken:
+                self.say(f"{self.path} cannot be written ({error.strerror}); training goes on without the log.")
+            self.broken = True
+
+
+class Events:
+    """TensorBoard events, if the package is there."""
+
+    def __init__(self, folder: Path, wanted: bool, step: int, say: Say) -> None:
+        self.writer: Any = None
+        if not wanted:
+            return
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ModuleNotFoundError:
+            say("No TensorBoard events: tensorboard is not installed (pip install 'hypermargin[train]').")
+            return
+        with contextlib.suppress(OSError):
+            # purge_step hides what a killed run wrote after its last checkpoint.
+            self.writer = SummaryWriter(str(folder), purge_step=step + 1 if step else None)
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Every number under kind/name."""
+        if self.writer is None:
+            return
+        with contextlib.suppress(OSError):
+            for name, value in record.items():
+                if isinstance(value, float):
+                    self.writer.add_scalar(f"{record['kind']}/{name}", value, record["step"])
+            self.writer.flush()
+
+    def close(self) -> None:
+        """Write what is left."""
+        if self.writer is not None:
+            with contextlib.suppress(OSError):
+                self.writer.close()
+
+
+class Monitor:
+    """All of them together.
+
+    In a terminal with rich: a bar with the latest numbers and the time left. Else: a line now and then, on stderr.
+    """
+
+    def __init__(self, folder: Path, *, total: int, step: int, tensorboard: bool, quiet: bool = False) -> None:
+        self.total, self.quiet = total, quiet
+        self.progress: Any = None
+        self.task: Any = None
+        self.log = Log(folder / "log.jsonl", self.say)
+        self.log.forget_after(step)
+        self.events = Events(folder / "tensorboard", tensorboard, step, self.say)
+        self.started, self.first = time.monotonic(), step
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """The bar is up inside."""
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.events.close)
+            if not self.quiet and sys.stderr.isatty():
+                with contextlib.suppress(ModuleNotFoundError):
+                    self.progress = stack.enter_context(_bar())
+                    self.task = self.progress.add_task("", total=self.total, completed=self.first, numbers="")
+            self.started = time.monotonic()
+            try:
+                yield
+            finally:
+                self.progress = None
+
+    def say(self, text: str) -> None:
+        """One line for the person watching."""
+        if self.progress is not None:
+            self.progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        elif not self.quiet:
+            say(text)
+
+    def advance(self, step: int, epoch: int) -> None:
+        """`step` steps are done."""
+        if self.progress is not None:
+            self.progress.update(self.task, completed=step, description=f"epoch {epoch + 1}")
+
+    def record(self, kind: str, step: int, epoch: int, values: dict[str, float]) -> None:
+        """Write a line to the log and to TensorBoard, and show it."""
+        record = {"kind": kind, "step": step, "epoch": epoch, **values}
+        self.log.write(record)
+        self.events.write(record)
+        if kind == "train" and self.progress is not None:
+            self.progress.update(self.task, numbers=words(values))
+            return
+        where = f"epoch {epoch + 1}  step {step}/{self.total}"
+        left = f"  {self._left(step)} left" if kind == "train" and step > self.first else ""
+        self.say(f"{where}  {words(values)}{left}" if kind == "train" else f"{where}  {kind}  {words(values)}")
+
+    def _left(self, step: int) -> str:
+        pace = (time.monotonic() - self.started) / (step - self.first)
+        return duration(pace * (self.total - step))
+
+
+def _bar() -> Any:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=16),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[numbers]}"),
+        console=Console(stderr=True),
+    )

@@ -1,0 +1,182 @@
+"""The learning rate, the optimiser with its groups of parameters, and the moving average of the weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from hypermargin import checks
+from hypermargin.head import MarginHead
+
+SCHEDULES = ("constant", "cosine", "polynomial", "step")
+OPTIMIZERS = ("sgd", "adamw")
+
+
+def rate(
+    step: int,
+    *,
+    total: int,
+    warmup: int = 0,
+    schedule: str = "cosine",
+    power: float = 2.0,
+    milestones: Sequence[float] = (0.5, 0.75, 0.9),
+    gamma: float = 0.1,
+    floor: float = 0.0,
+) -> float:
+    """The factor in [0, 1] on the learning rate in the optimiser's step 0, 1, …, total − 1.
+
+    In the first `warmup` steps (step + 1)/warmup. Then, with t = (step − warmup)/(total − warmup) in [0, 1),
+
+        constant    1
+        cosine      floor + (1 − floor)·(1 + cos πt)/2
+        polynomial  floor + (1 − floor)·(1 − t)^power
+        step        gamma^(milestones passed), each a share of `total`
+
+    From step `total` on it stays at its end, t = 1. It depends on the step alone, so there is nothing to save.
+    """
+    checks.count("step", step, 0)
+    checks.count("total", total)
+    checks.count("warmup", warmup, 0)
+    if warmup > total:
+        raise ValueError(
+            f"warmup must be at most total ({total} steps); got {warmup}. Train longer or warm up less."
+        )
+    checks.one_of("schedule", schedule, SCHEDULES)
+    checks.positive("power", power)
+    checks.in_range("gamma", gamma, 0.0, 1.0)
+    checks.in_range("floor", floor, 0.0, 1.0)
+    for share in milestones:
+        checks.positive("milestones", share)
+        checks.in_range("milestones", share, 0.0, 1.0, "They are shares of the training, not epochs.")
+    if step < warmup:
+        return (step + 1) / warmup
+    if schedule == "constant":
+        return 1.0
+    if schedule == "step":
+        return float(gamma ** sum(step >= round(share * total) for share in milestones))
+    t = 1.0 if step >= total else (step - warmup) / (total - warmup)
+    left = (1 + math.cos(math.pi * t)) / 2 if schedule == "cosine" else (1 - t) ** power
+    return float(floor + (1 - floor) * left)
+
+
+def create_optimizer(
+    model: nn.Module,
+    head: MarginHead,
+    *,
+    name: str,
+    lr: float,
+    weight_decay: float,
+    head_lr: float | None = None,
+    head_weight_decay: float | None = None,
+    momentum: float = 0.9,
+    nesterov: bool = False,
+) -> torch.optim.Optimizer:
+    """SGD (decay added to the gradient) or AdamW (decay beside it), with up to four groups of parameters.
+
+        backbone weights   lr, weight_decay
+        backbone vectors   lr, no decay: biases, and the parameters of norms and PReLU
+        head weight        head_lr, head_weight_decay (None: as the backbone)
+        head vectors       head_lr, no decay: bias, learned s, learned m
+
+    Frozen parameters are left out, and a parameter of both model and head is the head's. Each group has its
+    "name" and its "base_lr" for `set_rate`. momentum and nesterov are SGD's.
+    """
+    checks.one_of("name", name, OPTIMIZERS)
+    head_lr = lr if head_lr is None else head_lr
+    head_weight_decay = weight_decay if head_weight_decay is None else head_weight_decay
+    for argument, value in (("lr", lr), ("head_lr", head_lr)):
+        checks.positive(argument, value)
+    for argument, value in (("weight_decay", weight_decay), ("head_weight_decay", head_weight_decay)):
+        checks.in_range(argument, value, 0.0, math.inf)
+    checks.in_range("momentum", momentum, 0.0, 1.0)
+    if nesterov and momentum == 0:
+        raise ValueError("nesterov=True needs a momentum above 0; got momentum=0.")
+    of_head = set(head.parameters())
+    backbone = [p for p in model.parameters() if p not in of_head]
+    groups = [
+        ("backbone weights", [p for p in backbone if p.dim() > 1], lr, weight_decay),
+        ("backbone vectors", [p for p in backbone if p.dim() <= 1], lr, 0.0),
+        ("head weight", [head.weight], head_lr, head_weight_decay),
+        ("head vectors", [p for p in head.parameters() if p is not head.weight], head_lr, 0.0),
+    ]
+    chosen = []
+    for group, members, base_lr, decay in groups:
+        if trained := [p for p in members if p.requires_grad]:
+            settings = {"name": group, "lr": base_lr, "base_lr": base_lr, "weight_decay": decay}
+            chosen.append({"params": trained, **settings})
+    if not chosen:
+        raise ValueError("there is nothing to train: model and head have no parameter with requires_grad=True.")
+    if name == "sgd":
+        return torch.optim.SGD(chosen, lr=lr, momentum=momentum, nesterov=nesterov)
+    return torch.optim.AdamW(chosen, lr=lr)
+
+
+def set_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
+    """lr = base_lr·factor in every group."""
+    for group in optimizer.param_groups:
+        group["lr"] = group["base_lr"] * factor
+
+
+class EMA:
+    """Moving average of some modules: mean ← d·mean + (1 − d)·parameter; buffers are copied.
+
+    d = min(decay, (1 + t)/(10 + t)) in update t = 0, 1, …, so that the random start is soon forgotten.
+    Make it when the modules are on their device. It sees them by name: module 0's weight is "0.weight".
+    """
+
+    def __init__(self, modules: Sequence[nn.Module], decay: float = 0.999) -> None:
+        checks.in_range("decay", decay, 0.0, 1.0)
+        self.decay, self.updates = decay, 0
+        self._live = nn.ModuleList(modules)
+        self.mean = {name: t.detach().clone() for name, t in self._tensors().items()}
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Take in the weights as they are now: call it after each step of the optimiser."""
+        d = min(self.decay, (1 + self.updates) / (10 + self.updates))
+        parameters, buffers = dict(self._live.named_parameters()), dict(self._live.named_buffers())
+        if parameters:
+            torch._foreach_lerp_([self.mean[n] for n in parameters], list(parameters.values()), 1 - d)
+        for name, buffer in buffers.items():
+            self.mean[name].copy_(buffer)
+        self.updates += 1
+
+    @contextmanager
+    def swapped(self) -> Iterator[None]:
+        """Inside `with ema.swapped():` the modules hold the average; afterwards their own weights, to the bit."""
+        own = {name: t.detach().clone() for name, t in self._tensors().items()}
+        try:
+            self._put(self.mean)
+            yield
+        finally:
+            self._put(own)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The averages by name, not copied, and the number of updates."""
+        return {**self.mean, "updates": torch.tensor(self.updates)}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a saved average of the same modules."""
+        shapes = [{name: str(tuple(t.shape)) for name, t in d.items()} for d in (state, self.state_dict())]
+        for name in sorted(shapes[0].keys() | shapes[1].keys()):
+            saved, here = (d.get(name, "missing") for d in shapes)
+            if saved != here:
+                raise ValueError(
+                    f"the saved average does not fit these modules: {name} is {saved} in it and {here} here. "
+                    "Build the model and the head with the settings of the saved run."
+                )
+        for name, mean in self.mean.items():
+            mean.copy_(state[name])
+        self.updates = int(state["updates"])
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {**dict(self._live.named_parameters()), **dict(self._live.named_buffers())}
+
+    @torch.no_grad()
+    def _put(self, values: Mapping[str, Tensor]) -> None:
+        for name, tensor in self._tensors().items():
+            tensor.copy_(values[name])

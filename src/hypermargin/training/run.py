@@ -1,0 +1,245 @@
+"""A run's folder, and what is loaded from it.
+
+RUN/
+  config.toml      every setting, as resolved
+  run.json         versions, the data's fingerprint, the names of the classes, scaling of the input
+  split.npz        which rows train, validate and test
+  log.jsonl        the numbers; tensorboard/ has the same
+  checkpoints/     see checkpoint.py
+  result.json      what came out
+  diverged-*.pt    the batch that gave NaN, if one did
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import hypermargin
+from hypermargin import checks
+from hypermargin.data import Array, Data, Scaling, Split
+from hypermargin.files import replacing
+from hypermargin.head import MarginHead
+from hypermargin.training import checkpoint
+from hypermargin.training.build import build_head
+from hypermargin.training.config import Config, from_dict, read_toml
+from hypermargin.training.models import create_model
+from hypermargin.training.optim import EMA
+
+
+class RunError(RuntimeError):
+    """A run's folder that cannot be used as asked; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class About:
+    """What is in run.json: all that is needed to use the network without the data."""
+
+    shape: tuple[int, ...]
+    classes: tuple[str, ...]  # the head's, in its order
+    open_set: bool
+    scaling: Scaling
+    data: dict[str, Any]  # name, samples, classes, fingerprint
+    network: str | None = None  # the class of a network given by the caller, which only the caller can build again
+    versions: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """The file's text."""
+        return json.dumps({"format": 1, **dataclasses.asdict(self)}, indent=1, ensure_ascii=False)
+
+    @classmethod
+    def read(cls, folder: Path) -> About:
+        """From a run's folder."""
+        values = read_json(folder / "run.json")
+        values.pop("format", None)
+        return cls(
+            **{
+                **values,
+                "shape": tuple(values["shape"]),
+                "classes": tuple(values["classes"]),
+                "scaling": Scaling(**values["scaling"]),
+            }
+        )
+
+
+def read_json(path: Path) -> Any:
+    """A JSON file of a run."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RunError(f"{path.parent} is not a run: {path.name} is missing.") from None
+    except ValueError as error:
+        raise RunError(f"{path} is damaged: {error}.") from None
+
+
+def describe(data: Data, split: Split, scaling: Scaling, network: nn.Module | None) -> About:
+    """The run.json of a new run."""
+    return About(
+        shape=data.shape,
+        classes=tuple(data.classes[k] for k in split.classes),
+        open_set=split.open_set,
+        scaling=scaling,
+        data={
+            "name": data.name,
+            "samples": len(data),
+            "classes": len(data.classes),
+            "fingerprint": fingerprint(data),
+            "left_out": [list(bad) for bad in data.bad],
+        },
+        network=None if network is None else f"{type(network).__module__}.{type(network).__qualname__}",
+        versions={"hypermargin": hypermargin.__version__, "torch": torch.__version__, "numpy": np.__version__},
+    )
+
+
+def fingerprint(data: Data) -> str:
+    """A digest of labels, names and some of the samples: enough to notice that a run is resumed on other data."""
+    digest = hashlib.sha256()
+    digest.update(repr((data.shape, data.classes)).encode())
+    digest.update(data.labels.tobytes())
+    for row in np.linspace(0, len(data) - 1, num=min(256, len(data)), dtype=int):
+        inside = isinstance(data.samples, np.ndarray)
+        digest.update(np.ascontiguousarray(data.samples[row]).tobytes() if inside else data.where(row).encode())
+    return digest.hexdigest()
+
+
+def save_split(path: Path, split: Split) -> None:
+    """Row numbers, in numpy's format."""
+    with replacing(path) as temporary:
+        np.savez_compressed(temporary, **dataclasses.asdict(split))
+
+
+def read_split(path: Path) -> Split:
+    """What `save_split` wrote."""
+    try:
+        with np.load(path, allow_pickle=False) as saved:
+            parts = {f.name: saved[f.name] for f in dataclasses.fields(Split)}
+    except FileNotFoundError:
+        raise RunError(f"{path.parent} is not a run: {path.name} is missing.") from None
+    except Exception as error:  # zipfile, zlib and numpy have many words for a broken file
+        raise RunError(f"{path} is damaged: {error}.") from None
+    return Split(**{**parts, "open_set": bool(parts["open_set"])})
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Only one process trains in a folder. The lock ends with the process, however it ends."""
+    try:
+        import fcntl
+    except ModuleNotFoundError:  # not on Windows; there nobody watches
+        yield
+        return
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise RunError(
+                f"{folder} is in use: another process trains there. Wait for it, or choose another --out."
+            ) from None
+        yield
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained network with its head, ready for use: `hypermargin.load(run)`."""
+
+    network: nn.Module
+    head: MarginHead
+    config: Config
+    about: About
+    step: int
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the head's classes."""
+        return self.about.classes
+
+    @torch.no_grad()
+    def features(self, samples: Tensor | Array, batch: int = 256) -> Tensor:
+        """(N, dim) features of raw samples, as the training data were: images (N, H, W[, 3]), or vectors (N, d)."""
+        raw = torch.as_tensor(samples)
+        got = tuple(self.about.scaling(raw[:0]).shape[1:]) if raw.dim() > 1 else ()
+        if got != self.about.shape:
+            _, *sides = self.about.shape
+            wanted = (*sides, 3)[: 2 + (self.about.shape[0] == 3)] if sides else self.about.shape
+            raise ValueError(f"samples must have shape (N, {', '.join(map(str, wanted))}); got {tuple(raw.shape)}.")
+        device = self.head.weight.device
+        parts = [
+            self.network(self.about.scaling(part.to(device))).float().cpu() for part in torch.split(raw, batch)
+        ]
+        return torch.cat(parts) if parts else torch.empty(0, self.config.dim)
+
+    def embed(self, samples: Tensor | Array, batch: int = 256) -> Tensor:
+        """(N, dim) embeddings of unit length: compare them by their dot product, the cosine."""
+        return nn.functional.normalize(self.features(samples, batch))
+
+    @torch.no_grad()
+    def predict_proba(self, samples: Tensor | Array, batch: int = 256) -> Tensor:
+        """(N, C) probabilities of the training classes."""
+        features = self.features(samples, batch).to(self.head.weight.device)
+        return self.head.predict_proba(features).cpu()
+
+
+def load(
+    run: str | os.PathLike[str],
+    which: Literal["best", "last"] = "best",
+    *,
+    device: torch.device | str = "cpu",
+    network: nn.Module | None = None,
+) -> Trained:
+    """The network and head of a run, in evaluation mode; averaged weights if the run kept them.
+
+    "best" is the checkpoint that did best on the validation part; the last one if there was none. A network that
+    was handed to `train` as an object must be handed in again, with any weights.
+    """
+    checks.one_of("which", which, ("best", "last"))
+    folder = Path(run)
+    about = About.read(folder)
+    config = from_dict(read_toml(folder / "config.toml"), str(folder / "config.toml"))
+    if network is None and about.network is not None:
+        raise RunError(f"{folder} was trained with a network of your own ({about.network}); give it as network=.")
+    network = network or create_model(str(config.model), about.shape, config.dim, **config.model_set)
+    head = build_head(config, len(about.classes))
+    found = find(folder, which)
+    restore(found, network, head, averaged=config.ema)
+    return Trained(network.to(device).eval(), head.to(device).eval(), config, about, found.step)
+
+
+def find(folder: Path, which: str = "last") -> checkpoint.Checkpoint:
+    """A checkpoint of a run; a broken best one gives way to the last."""
+    said: list[str] = []
+    last = checkpoint.load_last(folder / "checkpoints", said.append)
+    if last is None:
+        raise RunError(f"{folder} has no checkpoint yet.")
+    best = last.state.get("best")
+    if which == "last" or not best or best["step"] == last.step:
+        return last
+    try:
+        return checkpoint.load(folder / "checkpoints" / f"step-{best['step']:08d}")
+    except checkpoint.CheckpointError:
+        return last
+
+
+def restore(saved: checkpoint.Checkpoint, network: nn.Module, head: MarginHead, *, averaged: float = 0.0) -> None:
+    """Put a checkpoint's weights into network and head; with `averaged`, the averaged ones."""
+    for name, module in (("network", network), ("head", head)):
+        part = {k.partition(".")[2]: v for k, v in saved.model.items() if k.startswith(name + ".")}
+        module.load_state_dict(part)
+    if averaged:
+        ema = EMA([network, head], averaged)
+        ema.load_state_dict(saved.training["ema"])
+        with ema.swapped():
+            states = [copy.deepcopy(module.state_dict()) for module in (network, head)]
+        for module, state in zip((network, head), states, strict=True):
+            module.load_state_dict(state)

@@ -1,0 +1,118 @@
+"""What to look at while training: means over a window, kept on the device; and why a loss is not a number."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from hypermargin.head import MarginHead
+from hypermargin.margins import ArcFace, Combined, SphereFace
+from hypermargin.scores import scores
+
+QUANTILES = {"norm_p10": 0.1, "norm_p50": 0.5, "norm_p90": 0.9}
+
+
+class DivergedError(ArithmeticError):
+    """The loss or the gradient is not a finite number. The message says where, and what to try."""
+
+
+class Window:
+    """Means of named numbers since the last line of the log."""
+
+    def __init__(self, state: dict[str, list[float]] | None = None) -> None:
+        self.sums = {name: list(pair) for name, pair in (state or {}).items()}  # name → [sum, weight]
+
+    def add(self, weight: float, **values: float) -> None:
+        """One observation of each, counting `weight` times."""
+        for name, value in values.items():
+            total = self.sums.setdefault(name, [0.0, 0.0])
+            total[0] += weight * value
+            total[1] += weight
+
+    def read(self) -> dict[str, float]:
+        """The means so far; the window starts anew."""
+        means = {name: total / weight for name, (total, weight) in self.sums.items()}
+        self.sums = {}
+        return means
+
+
+@torch.no_grad()
+def look(head: MarginHead, features: Tensor, labels: Tensor) -> dict[str, float]:
+    """Accuracy, mean angles in degrees, share past the margin's fold, norm percentiles of one batch."""
+    features = features.detach().float()
+    found = head.scores(features, labels)
+    assert found.hardest is not None
+    norms = features.norm(dim=1)
+    target = found.target[:, 0] if head.bias is None else found.target[:, 0] + head.bias[labels]
+    seen = {"accuracy": (target > found.hardest).float().mean()}
+    if head.unit_weight and head.bias is None:
+        length = head.current_scale() if head.unit_features else head.current_scale() * norms
+        rival = found.hardest / length
+    else:  # logits of free norms are no angles
+        unit = torch.nn.functional.normalize(features)
+        rival = scores(unit, head.weight.detach(), labels, unit_weight=True, hardest=True).hardest
+        assert rival is not None
+    seen["angle"] = found.angle[:, 0].mean().rad2deg()
+    seen["rival_angle"] = rival.clamp(-1, 1).acos().mean().rad2deg()
+    fold = past_fold(head, found.angle[:, 0])
+    if fold is not None:
+        seen["past_fold"] = fold
+    # Sorting once is cheaper than torch.quantile, and needs no interpolation between rows.
+    ordered = norms.sort().values
+    for name, q in QUANTILES.items():
+        seen[name] = ordered[round(q * (len(ordered) - 1))]
+    return dict(zip(seen, torch.stack(list(seen.values())).tolist(), strict=True))  # one wait for the GPU, not ten
+
+
+def past_fold(head: MarginHead, angle: Tensor) -> Tensor | None:
+    """The share of targets at m1·θ + m2 > π, where the bare cosine would turn back (ArcFace: θ > π − m).
+
+    None for margins that do not turn.
+    """
+    margin = head.margin
+    if isinstance(margin, ArcFace):
+        m1, m2 = 1.0, margin.m
+    elif isinstance(margin, SphereFace):
+        m1, m2 = margin.m, 0.0
+    elif isinstance(margin, Combined):
+        m1, m2 = margin.m1, margin.m2
+    else:
+        return None
+    return (m1 * angle + m2 > math.pi).float().mean()
+
+
+def diagnose(
+    network: nn.Module, inputs: Tensor, features: Tensor, losses: Tensor, precision: str
+) -> tuple[list[int], str]:
+    """Which rows of the batch are not finite, and what is the likely reason."""
+
+    def bad(t: Tensor) -> Tensor:
+        return ~t.detach().reshape(len(t), -1).isfinite().all(1)
+
+    ruined = [name for name, p in network.named_parameters() if not bool(p.isfinite().all())]
+    if bool(bad(inputs).any()):
+        return _rows(bad(inputs)), "These samples hold NaN or inf themselves: look at the data."
+    if ruined:
+        return _rows(bad(features)), (
+            f"{len(ruined)} parameters of the network are not finite (first: {ruined[0]}), so the update before "
+            "this step was too large. Lower lr, lengthen lr_warmup, or set clip."
+        )
+    if bool(bad(features).any()):
+        what = (
+            "float16 overflows above 65504: use precision bfloat16 or float32"
+            if precision == "float16"
+            else ("the activations overflow: lower lr or weight the network's layers less")
+        )
+        return _rows(
+            bad(features)
+        ), f"The features of these rows are not finite while input and weights are; {what}."
+    return _rows(bad(losses)), (
+        "Features and weights are finite, so the head overflowed: the scale or the features' norms are too large. "
+        "Lower --set scale, lower lr, or use a head with normalised features."
+    )
+
+
+def _rows(mask: Tensor) -> list[int]:
+    return [int(row) for row in mask.nonzero()[:, 0]]
