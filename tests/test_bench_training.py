@@ -35,15 +35,16 @@ def stored():
 def test_the_trainer_and_the_bare_loop_reach_the_same_weights(case):
     setup = step.Setup(case)
     reached = []
-    for loop in (setup.bare, setup.ours):
-        network, head = setup.modules()
-        start = head.weight.detach().clone()
-        times = loop(network, head)
-        assert len(times) == case.steps + 1
-        assert (np.diff(times) > 0).all()
-        assert not torch.equal(head.weight, start)
-        reached.append([*network.state_dict().values(), *head.state_dict().values()])
-    for bare, ours in zip(*reached, strict=True):
+    for name in step.CONTENDERS:
+        network = setup.network()
+        start = [weight.clone() for weight in network.parameters()]
+        seconds = setup.seconds(name, network)
+        assert len(seconds) == case.steps
+        assert (seconds > 0).all()
+        reached.append(list(network.parameters()))
+        assert not any(torch.equal(*pair) for pair in zip(start, reached[-1], strict=True))
+    for bare, repeatable, ours in zip(*reached, strict=True):
+        torch.testing.assert_close(repeatable, bare)
         torch.testing.assert_close(ours, bare)
     assert not torch.are_deterministic_algorithms_enabled()
 
@@ -73,8 +74,7 @@ def test_a_step_counts_with_its_least_time_of_the_rounds(monkeypatch):
                 run()
 
     monkeypatch.setattr(step, "interleaved", in_turn)
-    for loop in ("bare", "ours"):
-        monkeypatch.setattr(step.Setup, loop, lambda *_: np.cumsum([0.0, *next(seconds)]))
+    monkeypatch.setattr(step.Setup, "seconds", lambda *_: np.array(next(seconds)))
     row = step.measure(SMALL_STEPS[2], 2)
     assert row["ms"] == dict.fromkeys(step.CONTENDERS, 1500.0)
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hypermargin import data
-from hypermargin.data import Augment, Data, DataError, Feed, Scaling, batches, decode_once, split
+from hypermargin.data import Augment, Data, DataError, Feed, Scaling, at_most, batches, decode_once, split
 from hypermargin.data.augment import uniform
 from hypermargin.data.sampling import SAMPLINGS
 
@@ -80,6 +80,16 @@ def test_split_sizes_and_seed():
     assert np.bincount(source.labels[by_sample.test]).tolist() == [2] * 30
     assert np.bincount(source.labels[by_sample.validation]).tolist() == [2] * 30
     assert not np.array_equal(split(source, "sample", seed=1).test, split(source, "sample", seed=2).test)
+
+
+def test_at_most_keeps_whole_identities():
+    labels = np.repeat(np.arange(30), 7)
+    rows = np.arange(0, 210)
+    assert at_most(rows, labels, 210) is rows
+    kept = at_most(rows, labels, 50)
+    assert len(kept) == 49
+    assert (np.bincount(labels[kept])[np.unique(labels[kept])] == 7).all()
+    assert len(at_most(rows, labels, 3)) == 14
 
 
 def test_given_split():

@@ -747,6 +747,8 @@ def test_lfw_refusals(tmp_path):
     assert pairs.same.tolist() == [True, False]
     with refused(str(path), "promises 20 pairs, but 1 lines follow"):
         read_pairs(write(path, b"10 1\nAnn_Lee 1 12\n"))
+    with refused(f"{path}, line 1", "got '9999"):  # digits, but no count: int() refuses so many
+        read_pairs(write(path, b"9" * 5000 + b" 1\nAnn_Lee 1 12\n"))
     with refused(f"{path}, line 1", "got 'ten folds'"):
         read_pairs(write(path, b"ten folds\nAnn_Lee 1 12\n"))
     for raw, why in ((b"", "there are no pairs"), (b"\xff\xfe\x00", "the text cannot be read")):
@@ -784,6 +786,11 @@ def test_csv_pairs_refusals(tmp_path):
     ]
     assert all(why in bad.why for why, bad in zip(whys, pairs.bad, strict=True))
     assert pairs.fold.tolist() == [3]
+    for fold in ("9" * 30, "1000000"):
+        with refused(f"{path}, line 2: fold must be a whole number"):
+            read_pairs(write(path, f"a,b,same,fold\n1.png,2.png,1,{fold}\n".encode()))
+    with refused(f"{path}, line 2", "field larger than field limit"):
+        read_pairs(write(path, b"a,b,same\n" + b"x" * 200_000 + b",2.png,1\n"))
     with refused(
         str(path), "must name the columns a or first, b or second, same or issame or label; got 'a,c,same'"
     ):

@@ -370,11 +370,11 @@ def test_lies_about_size_cost_neither_memory_nor_time(tmp_path):
     ]  # fmt: skip
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for k, (read, raw) in enumerate(cases):
-        start = time.perf_counter()
+        start = time.process_time()
         path = write(tmp_path / f"{k}.rec", raw)
         with pytest.raises(DataError, match=re.escape(str(path))):
             read(path)
-        assert time.perf_counter() - start < 2
+        assert time.process_time() - start < 2
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown < 200 * 1024  # KiB
 
@@ -383,9 +383,9 @@ def test_zeros_pack_well_and_stop_at_the_promised_size(tmp_path):
     """A stream of zeros a thousand times its file is refused one byte after what its header promised."""
     zeros = gzip.compress(struct.pack(">HBBI", 0, 8, 1, 10) + bytes(2**28), 9)
     path = write(tmp_path / "labels.gz", zeros)
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(DataError, match="it goes on after the 10 bytes"):
         read_idx_array(path)
-    assert time.perf_counter() - start < 0.5
+    assert time.process_time() - start < 0.5
     assert write_idx(tmp_path / "fine.gz", np.zeros(2**20, np.uint8)).stat().st_size < 2**13
     assert read_idx_array(tmp_path / "fine.gz").shape == (2**20,)

@@ -251,10 +251,18 @@ def test_a_broken_font_is_named_or_left_out(folder):
     (folder / "Broken.TTF").write_bytes(b"no font")
     with pytest.raises(DataError, match=r"Broken.TTF: this font cannot be read .*on_bad='skip'"):
         glyphs(folder, characters="abcd")
+    with pytest.raises(DataError, match="only 0 characters"):
+        glyphs(folder, characters="", on_bad="skip")
     for _ in range(2):  # drawn, then from the cache
         data = glyphs(folder, characters="abcd", on_bad="skip")
         assert len(data) == 20
         assert [(Path(where).name, "cannot be read" in why) for where, why in data.bad] == [("Broken.TTF", True)]
+
+
+def test_nothing_but_broken_fonts(tmp_path):
+    (tmp_path / "Broken.otf").write_bytes(b"OTTO")
+    with pytest.raises(DataError, match="none of the fonts can be read"):
+        glyphs(str(tmp_path), on_bad="skip")
 
 
 def test_mutated_fonts_are_an_error_or_drawn_but_never_a_crash(folder):

@@ -232,7 +232,8 @@ def test_head_alone_on_ready_made_embeddings(tmp_path):
     labels = np.arange(300) % 6
     vectors = rng.normal(size=(6, 20))[labels] + 0.3 * rng.normal(size=(300, 20))
     np.savez(tmp_path / "e.npz", embeddings=vectors, labels=labels)
-    config = Config(data=str(tmp_path / "e.npz"), head="cosface", split="sample", epochs=5, lr=0.02, batch=16, threads=1)
+    settings = {"head": "cosface", "split": "sample", "epochs": 5, "lr": 0.02, "batch": 16, "threads": 1}
+    config = Config(data=str(tmp_path / "e.npz"), **settings)
     result = train(config, tmp_path / "run", quiet=True)
     assert result.metrics["test"]["accuracy"] > 0.97
     trained = load(tmp_path / "run")
@@ -539,3 +540,20 @@ def test_torch_and_numpy_are_enough(tmp_path, npz):
     assert "without the safetensors package" in done.stderr
     assert (next((tmp_path / "run" / "checkpoints").iterdir()) / "model.pt").exists()
     assert "needs scikit-learn, which is not installed. Run: pip install 'hypermargin[learn]'" in done.stdout
+
+
+def test_code_named_by_a_run_is_not_run_unasked(tmp_path, monkeypatch):
+    (tmp_path / "mynet.py").write_text(
+        "import pathlib\nfrom torch import nn\npathlib.Path('imported').touch()\n"
+        "def build(shape, dim):\n    return nn.Sequential(nn.Flatten(), nn.Linear(36, dim))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    config = Config(**{**QUICK, "model": "mynet:build", "model_set": {}, "epochs": 1})
+    train(config, tmp_path / "run", data=blobs(), quiet=True)
+    (tmp_path / "imported").unlink()
+    monkeypatch.delitem(sys.modules, "mynet")
+    with pytest.raises(RunError, match=r"names code of its own for the network, mynet:build"):
+        load(tmp_path / "run")
+    assert not (tmp_path / "imported").exists()
+    assert load(tmp_path / "run", trust=True).embed(blobs().samples[:2]).shape == (2, 8)

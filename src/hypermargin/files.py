@@ -30,11 +30,12 @@ def write_text(path: Path, text: str) -> None:
 
 def sync(path: Path) -> None:
     """Wait until a file, or a folder's list of names, is on the disk."""
-    handle = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(handle)
-    except OSError:  # some file systems cannot sync a folder
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError:  # Windows and some file systems cannot sync a folder
         if not path.is_dir():
             raise
-    finally:
-        os.close(handle)

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -24,13 +24,10 @@ from torch import Tensor, nn
 
 from hypermargin.bench.head import Say, environment
 from hypermargin.bench.measure import interleaved
-from hypermargin.data import Augment, Data, Scaling, Split, batches, from_arrays, split
+from hypermargin.data import Array, Augment, Scaling, batches, from_arrays
 from hypermargin.files import write_text
-from hypermargin.head import MarginHead
-from hypermargin.training import Config, create_model
+from hypermargin.training import Config, create_model, train
 from hypermargin.training.build import build_head, resolve, resolve_head
-from hypermargin.training.loop import Trainer
-from hypermargin.training.monitor import Monitor
 from hypermargin.training.optim import create_optimizer
 
 CONTENDERS = {"bare": "bare loop", "repeatable": "bare loop, deterministic", "ours": "hypermargin.training"}
@@ -45,15 +42,15 @@ class Case:
     shape: tuple[int, ...]  # of one sample; images are bytes
     classes: int
     batch: int
-    steps: int  # whole periods of the trainer's watching (10 steps) and logging (50)
+    steps: int  # whole periods of the trainer's watching (10); and of its logging (50), where that could be felt
     dim: int = 128
     augment: str = "none"
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
-LENET = Case("lenet++, 28×28 gray, 1,100 classes, batch 128", "lenet++", (28, 28), 1100, 128, 50)
+LENET = Case("lenet++, 28×28 gray, 1,100 classes, batch 128", "lenet++", (28, 28), 1100, 128, 20)
 MLP = Case("mlp 64→128, 10 classes, batch 128", "mlp", (8, 8), 10, 128, 300, options={"widths": []})
-NONE = Case("none, 512-d embeddings, 20,000 classes, batch 256", "none", (512,), 20_000, 256, 50, dim=512)
+NONE = Case("none, 512-d embeddings, 20,000 classes, batch 256", "none", (512,), 20_000, 256, 20, dim=512)
 CASES = (
     LENET,
     dataclasses.replace(LENET, name=f"{LENET.name}, affine", augment="affine"),
@@ -63,102 +60,103 @@ CASES = (
 )
 
 
-class Setup:
-    """The parts of a run, in the same state every time."""
+class Timed(nn.Module):
+    """A network that notes when it is called, and ends the training when it has seen `steps` whole steps."""
 
-    def __init__(self, case: Case) -> None:
-        rng = np.random.default_rng(0)
-        rows = max((case.steps + 1) * case.batch, case.classes)
-        vectors = len(case.shape) == 1
-        samples = (
-            rng.standard_normal((rows, *case.shape), np.float32)
-            if vectors
-            else rng.integers(0, 256, (rows, *case.shape), np.uint8)
-        )
-        self.case = case
-        self.data: Data = from_arrays(samples, rng.permutation(np.arange(rows) % case.classes))
-        config = Config(
-            model=case.model, model_set=case.options, dim=case.dim, batch=case.batch, augment=case.augment,
-            split="none", epochs=1, lr_schedule="constant", lr_warmup=0.0, device="cpu", tensorboard=False,
-        )  # fmt: skip
-        self.config, _ = resolve_head(resolve(config, self.data), case.classes)
-        self.split: Split = split(self.data, "none")
-        self.scaling = Scaling.fit(self.data, self.split.train, as_they_are=vectors)
+    def __init__(self, network: nn.Module, steps: int) -> None:
+        super().__init__()
+        self.network, self.steps = network, steps
+        self.times: list[float] = []
 
-    def modules(self) -> tuple[nn.Module, MarginHead]:
-        """Network and head, newly initialised."""
-        torch.manual_seed(0)
-        network = create_model(self.case.model, self.data.shape, self.case.dim, **self.case.options)
-        return network, build_head(self.config, self.case.classes)
-
-    def bare(self, network: nn.Module, head: MarginHead) -> list[float]:
-        """A loop as one writes it by hand. The time at the end of every step."""
-        config, times = self.config, []
-        assert config.lr is not None
-        assert config.weight_decay is not None
-        optimizer = create_optimizer(network, head, name="adamw", lr=config.lr, weight_decay=config.weight_decay)
-        parameters = [*network.parameters(), *head.parameters()]
-        samples = torch.from_numpy(np.asarray(self.data.samples))
-        labels = torch.from_numpy(self.data.labels)
-        augment = Augment.parse(self.case.augment)
-        order = batches(self.data.labels, "shuffled", self.case.batch, seed=0, epoch=0)
-        network.train()
-        for rows in order[: self.case.steps + 1]:
-            chosen = torch.from_numpy(rows)
-            inputs = self.scaling(samples[chosen])
-            if self.case.augment != "none":
-                inputs = augment(inputs, rows, seed=0, epoch=0)
-            optimizer.zero_grad()
-            loss: Tensor = head(network(inputs), labels[chosen])
-            loss.backward()  # type: ignore[no-untyped-call]
-            nn.utils.clip_grad_norm_(parameters, config.clip)
-            optimizer.step()
-            times.append(perf_counter())
-        return times
-
-    def ours(self, network: nn.Module, head: MarginHead) -> list[float]:
-        """The trainer, stopped before it would evaluate and save."""
-        with tempfile.TemporaryDirectory() as folder, deterministic():
-            trainer = Trainer(self.config, self.data, self.split, self.scaling, network, head, Path(folder))
-            clock = Clock(Path(folder), self.case.steps + 1)
-            with suppress(_EnoughError):
-                trainer.fit(clock)
-        return clock.times
+    def forward(self, inputs: Tensor) -> Tensor:
+        """The network's features."""
+        self.times.append(perf_counter())
+        if len(self.times) > self.steps:
+            raise _EnoughError
+        return cast(Tensor, self.network(inputs))
 
 
 class _EnoughError(Exception):
     pass
 
 
-class Clock(Monitor):
-    """Notes the time after every step, and ends the training after `steps`."""
+class Setup:
+    """Data and settings, and the two loops over them."""
 
-    def __init__(self, folder: Path, steps: int) -> None:
-        super().__init__(folder, total=steps, step=0, tensorboard=False, quiet=True)
-        self.times: list[float] = []
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.rows = max((case.steps + 2) * case.batch, case.classes)
+        rng = np.random.default_rng(0)
+        if len(case.shape) == 1:
+            samples: Array = rng.standard_normal((self.rows, *case.shape), np.float32)
+        else:
+            samples = rng.integers(0, 256, (self.rows, *case.shape), np.uint8)
+        self.data = from_arrays(samples, rng.permutation(np.arange(self.rows) % case.classes))
+        config = Config(
+            model=case.model, dim=case.dim, batch=case.batch, augment=case.augment, split="none", epochs=1,
+            lr_schedule="constant", lr_warmup=0.0, device="cpu", tensorboard=False,
+        )  # fmt: skip
+        self.config, _ = resolve_head(resolve(config, self.data), case.classes)
 
-    def advance(self, step: int, epoch: int) -> None:  # noqa: D102
-        super().advance(step, epoch)
-        self.times.append(perf_counter())
-        if step == self.total:
-            raise _EnoughError
+    def network(self) -> Timed:
+        """Newly initialised."""
+        torch.manual_seed(0)
+        network = create_model(self.case.model, self.data.shape, self.case.dim, **self.case.options)
+        return Timed(network, self.case.steps + 1)
+
+    def bare(self, network: Timed) -> None:
+        """A loop as one writes it by hand."""
+        config = self.config
+        torch.manual_seed(config.seed)
+        head = build_head(config, self.case.classes)
+        lr, decay = cast(float, config.lr), cast(float, config.weight_decay)
+        optimizer = create_optimizer(network, head, name="adamw", lr=lr, weight_decay=decay)
+        parameters = [*network.parameters(), *head.parameters()]
+        samples, labels = torch.from_numpy(np.asarray(self.data.samples)), torch.from_numpy(self.data.labels)
+        scaling = Scaling.fit(self.data, np.arange(self.rows), as_they_are=config.model == "none")
+        augment = Augment.parse(self.case.augment)
+        network.train()
+        for rows in batches(self.data.labels, "shuffled", config.batch, seed=config.seed, epoch=0):
+            chosen = torch.from_numpy(rows)
+            inputs = scaling(samples[chosen])
+            if self.case.augment != "none":
+                inputs = augment(inputs, rows, seed=config.seed, epoch=0)
+            optimizer.zero_grad()
+            loss: Tensor = head(network(inputs), labels[chosen])
+            loss.backward()  # type: ignore[no-untyped-call]
+            nn.utils.clip_grad_norm_(parameters, config.clip)
+            optimizer.step()
+
+    def repeatable(self, network: Timed) -> None:
+        """The same with torch's deterministic algorithms."""
+        before = torch.are_deterministic_algorithms_enabled()
+        torch.use_deterministic_algorithms(True)
+        try:
+            self.bare(network)
+        finally:
+            torch.use_deterministic_algorithms(before)
+
+    def ours(self, network: Timed) -> None:
+        """The trainer, from its front door; it is stopped before it would evaluate and save."""
+        with tempfile.TemporaryDirectory() as folder:
+            train(self.config, folder, data=self.data, network=network, quiet=True)
+
+    def seconds(self, name: str, network: Timed) -> Array:
+        """Of each step but the first, from one call of the network to the next, in the loop of that name."""
+        with suppress(_EnoughError):
+            getattr(self, name)(network)
+        return np.diff(network.times)[1:]
 
 
 def measure(case: Case, rounds: int) -> dict[str, Any]:
     """Milliseconds a step: the mean over the steps of each one's least time in interleaved rounds."""
     setup = Setup(case)
-    seconds: dict[str, list[Any]] = {name: [] for name in CONTENDERS}
-
-    def repeatable(network: nn.Module, head: MarginHead) -> list[float]:
-        with deterministic():
-            return setup.bare(network, head)
-
-    loops = {"bare": setup.bare, "repeatable": repeatable, "ours": setup.ours}
+    seconds: dict[str, list[Array]] = {name: [] for name in CONTENDERS}
 
     def runner(name: str) -> Callable[[], None]:
-        return lambda: seconds[name].append(np.diff(loops[name](*setup.modules())))
+        return lambda: seconds[name].append(setup.seconds(name, setup.network()))
 
-    interleaved({name: runner(name) for name in loops}, rounds, "cpu")
+    interleaved({name: runner(name) for name in CONTENDERS}, rounds, "cpu")
     found = {name: 1e3 * float(np.min(times[1:], axis=0).mean()) for name, times in seconds.items()}
     return {
         "name": case.name,
@@ -206,17 +204,6 @@ def run(
             result["table"].append(measure(case, rounds))
     store(result, as_markdown(result), "step-cpu", out, say)
     return result
-
-
-@contextmanager
-def deterministic() -> Iterator[None]:
-    """As the trainer runs by default on the CPU."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before)
 
 
 @contextmanager

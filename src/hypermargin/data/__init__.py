@@ -22,15 +22,16 @@ from hypermargin.data.loader import Feed, Scaling, decode_once
 from hypermargin.data.pairs import Pairs, read_bin, read_csv, read_pairs
 from hypermargin.data.recordio import read_records
 from hypermargin.data.sampling import batches
-from hypermargin.data.split import Split, split
+from hypermargin.data.split import Split, at_most, split
 
 BUILT_IN = ("glyphs", "digits", "fashion-mnist")
 
 __all__ = [
     "BUILT_IN", "TEST", "TRAIN", "UNUSED", "VALIDATION",
     "Array", "Augment", "Bad", "Data", "DataError", "Feed", "Pairs", "Scaling", "Source", "Split",
-    "batches", "decode_once", "digits", "find_fashion_mnist", "from_arrays", "glyphs", "open_data", "open_pairs",
-    "read_bin", "read_csv", "read_folder", "read_idx", "read_npz", "read_pairs", "read_records", "split",
+    "at_most", "batches", "decode_once", "digits", "find_fashion_mnist", "from_arrays", "glyphs", "open_data",
+    "open_pairs", "read_bin", "read_csv", "read_folder", "read_idx", "read_npz", "read_pairs", "read_records",
+    "split",
 ]  # fmt: skip
 
 
@@ -62,7 +63,7 @@ def open_data(
         return read_idx(find_fashion_mnist())
     if name == "glyphs" or name.startswith("glyphs:"):
         fonts = Path(name.partition(":")[2]) if ":" in name else None
-        return glyphs(fonts, size=size or 28, say=say)
+        return glyphs(fonts, size=size or 28, on_bad=on_bad, say=say)
     path = Path(name)
     if path.is_dir():
         names = [entry.name for entry in path.iterdir()]

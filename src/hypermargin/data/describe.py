@@ -55,7 +55,8 @@ def montage(data: Data, rows: int = 8, columns: int = 12, seed: int = 0) -> Arra
     if not isinstance(data.samples, np.ndarray) or data.samples.dtype == np.uint8:
         return canvas.astype(np.uint8).squeeze()
     low, high = canvas.min(), canvas.max()
-    return np.round(255 * (canvas - low) / (high - low or 1)).astype(np.uint8).squeeze()
+    scaled: Array = 255 * (canvas - low) / (high - low or 1)
+    return scaled.round().astype(np.uint8).squeeze()
 
 
 def save_npz(data: Data, path: Path) -> None:

@@ -61,8 +61,8 @@ def glyphs(
         from PIL import features
     except ModuleNotFoundError:
         raise missing("pillow", "train") from None
-    files = font_files(fonts)
-    settings = VERSION, size, seed, sorted(characters or ""), on_bad
+    files = font_files(fonts and Path(fonts))
+    settings = VERSION, size, seed, characters and sorted(characters), on_bad
     versions = pillow, features.version("freetype2"), unicodedata.unidata_version
     key = hashlib.sha256(repr((settings, versions)).encode())
     for path, content in files.items():
@@ -88,6 +88,8 @@ def _build(
     faces: list[Face], size: int, seed: int, say: Say
 ) -> tuple[NDArray[np.uint8], Rows, tuple[str, ...], NDArray[np.int8]]:
     """Samples, labels, classes and parts."""
+    if not faces:
+        raise DataError("glyphs: none of the fonts can be read. Look at them without on_bad='skip' to see why.")
     seen = _seen_families(faces)
     every = sorted(frozenset[str]().union(*(face.characters for face in faces)))
     listed = np.array([[c in face.characters for c in every] for face in faces])
@@ -147,11 +149,11 @@ def _suffer(ink: Tensor, keys: list[tuple[int, ...]]) -> NDArray[np.uint8]:
     column, row = at[None, None, :] + SHEAR * shear * at[None, :, None], at[None, :, None]
     grid = torch.stack((cos * column + sin * row + 2 * SHIFT * x, cos * row - sin * column + 2 * SHIFT * y), -1)
     image = F.grid_sample(ink, grid, align_corners=False)[:, 0]
-    side = 0.25 * BLUR * (1 + blur)  # [side, 1 − 2 side, side], down and across
-    for dim in (1, 2):
-        before, after = image.roll(1, dim), image.roll(-1, dim)
-        image = (1 - 2 * side) * image + side * before + side * after
-    image += 127.5 * NOISE * (1 + spoil) * torch.from_numpy(noise)
+    side = 0.25 * BLUR * (1 + blur)  # [side, 1 − 2 side, side], across and down
+    for _ in range(2):
+        around = F.pad(image, (1, 1))
+        image = ((1 - 2 * side) * image + side * around[:, :, :-2] + side * around[:, :, 2:]).transpose(1, 2)
+    image = image + 127.5 * NOISE * (1 + spoil) * torch.from_numpy(noise)
     return np.asarray(image.clamp(0, 255).byte())
 
 

@@ -81,6 +81,17 @@ def split(
     return Split(train, chosen, tested, classes.astype(np.int64), open_set)
 
 
+def at_most(rows: Rows, labels: Rows, count: int) -> Rows:
+    """About `count` of the rows at most, in whole identities: all pairs of a million samples would take days."""
+    if len(rows) <= count:
+        return rows
+    identities, sizes = np.unique(labels[rows], return_counts=True)
+    order = np.random.default_rng(0).permutation(len(identities))
+    fit = np.cumsum(sizes[order]) <= count
+    fit[:2] = True  # one identity alone could not be compared
+    return rows[np.isin(labels[rows], identities[order[fit]])]
+
+
 def _set_aside(parts: Rows, labels: Rows, share: float, part: int, whole: bool, rng: np.random.Generator) -> None:
     """Move `share` of what trains, of each class or in whole classes, to `part`."""
     rows = np.flatnonzero(parts == TRAIN)

@@ -85,6 +85,9 @@ def train(
             config = resumed(saved, given_in(config))
         if config.threads:
             torch.set_num_threads(config.threads)
+        if config.precision != "float32":
+            # oneDNN's AMX bf16 kernels die with SIGILL on some virtual CPUs; this keeps to what they have.
+            os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
         data = data or read_data(config, tell)
         workers = config.workers if config.workers is not None else min(8, os.cpu_count() or 1)
         data = decode_once(data, memory=config.memory, workers=workers, on_bad=config.on_bad, say=tell)
@@ -130,7 +133,7 @@ def _again(config: Config, folder: Path, data: Data, network: nn.Module | None, 
         tell(f"{folder} has no checkpoint yet: starting at the beginning.")
     else:
         trainer.resume(found)
-        checkpoint.prune(folder / "checkpoints", config.keep, trainer.best and trainer.best["step"])
+        checkpoint.prune(folder / "checkpoints", config.keep, trainer.best["step"] if trainer.best else None)
         tell(f"resuming {folder} at step {trainer.step} of {trainer.total}")
     return trainer
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hypermargin.data import Augment, Data, Feed, Scaling, Split, batches
+from hypermargin.data import Augment, Data, Feed, Scaling, Split, at_most, batches
 from hypermargin.data.base import Rows
 from hypermargin.evaluate import rank_k, verification
 from hypermargin.head import MarginHead
@@ -28,6 +28,8 @@ from hypermargin.training.monitor import Monitor
 from hypermargin.training.optim import EMA, create_optimizer, rate, set_rate
 
 Group = tuple[Tensor, Rows]
+# Most samples of an open set whose pairs are all compared: after an epoch, and in the end (half a minute or so).
+MOST_VALIDATED, MOST_TESTED = 5_000, 50_000
 
 
 class Interrupted(KeyboardInterrupt):
@@ -114,7 +116,8 @@ class Trainer:
         feed = self.feed(order[self.position :])
         while self.position < len(order):
             groups = [next(feed) for _ in range(min(config.accumulate, len(order) - self.position))]
-            groups = [group for group in groups if len(group[1])]  # unreadable samples may leave none
+            # Unreadable samples may leave none, or one, on which batch normalisation cannot train.
+            groups = [group for group in groups if len(group[1]) >= min(2, config.batch)]
             if groups:
                 self._train_step(groups)
                 seen += sum(len(rows) for _, rows in groups)
@@ -214,11 +217,13 @@ class Trainer:
         self.network.train()
         return torch.cat([f for f, _ in found]), np.concatenate([r for _, r in found])
 
-    def evaluate(self, rows: Rows) -> dict[str, float]:
+    def evaluate(self, rows: Rows, most: int = MOST_TESTED) -> dict[str, float]:
         """Of a part of the data: EER, TAR and rank-1 in an open set, accuracy and loss in a closed one.
 
-        With the averaged weights, if there are any.
+        With the averaged weights, if there are any. In an open set of at most `most` samples, in whole identities.
         """
+        if self.split.open_set:
+            rows = at_most(rows, self.data.labels, most)
         with self.ema.swapped() if self.ema else contextlib.nullcontext():
             features, rows = self.embed(self.feed, rows)
             if self.split.open_set:
@@ -233,8 +238,9 @@ class Trainer:
             labels = torch.from_numpy(self.targets[rows])
             self.head.eval()
             loss, right = 0.0, 0
+            block = max(1, 2**24 // self.head.classes)  # 64 MB of logits
             with torch.no_grad():
-                for f, y in zip(torch.split(features, 1024), torch.split(labels, 1024), strict=True):
+                for f, y in zip(torch.split(features, block), torch.split(labels, block), strict=True):
                     logits = self.head.logits(f.to(self.device)).cpu()
                     loss += float(nn.functional.cross_entropy(logits, y, reduction="sum"))
                     right += int((logits.argmax(1) == y).sum())
@@ -245,7 +251,7 @@ class Trainer:
         if not len(self.split.validation):
             return
         try:
-            values = self.evaluate(self.split.validation)
+            values = self.evaluate(self.split.validation, MOST_VALIDATED)
         except ValueError as error:
             monitor.say(f"the validation part cannot be measured: {error}")
             return

@@ -157,7 +157,7 @@ class Monitor:
 
     def record(self, kind: str, step: int, epoch: int, values: dict[str, float]) -> None:
         """Write a line to the log and to TensorBoard, and show it."""
-        record = {"kind": kind, "step": step, "epoch": epoch, **values}
+        record = {"kind": kind, "step": step, "epoch": epoch + 1, **values}
         self.log.write(record)
         self.events.write(record)
         if kind == "train" and self.progress is not None:

@@ -197,11 +197,15 @@ def load(
     *,
     device: torch.device | str = "cpu",
     network: nn.Module | None = None,
+    trust: bool = False,
 ) -> Trained:
     """The network and head of a run, in evaluation mode; averaged weights if the run kept them.
 
     "best" is the checkpoint that did best on the validation part; the last one if there was none. A network that
     was handed to `train` as an object must be handed in again, with any weights.
+
+    Nothing in a run's folder is executed. A run whose model is MODULE:FUNCTION names code to be imported: that is
+    done only with trust=True.
     """
     checks.one_of("which", which, ("best", "last"))
     folder = Path(run)
@@ -209,7 +213,13 @@ def load(
     config = from_dict(read_toml(folder / "config.toml"), str(folder / "config.toml"))
     if network is None and about.network is not None:
         raise RunError(f"{folder} was trained with a network of your own ({about.network}); give it as network=.")
-    network = network or create_model(str(config.model), about.shape, config.dim, **config.model_set)
+    model = str(config.model)
+    if network is None and ":" in model and not model.startswith("timm:") and not trust:
+        raise RunError(
+            f"{folder} names code of its own for the network, {model}. If you know it, load with trust=True, or "
+            "give the network as network=."
+        )
+    network = network or create_model(model, about.shape, config.dim, **config.model_set)
     head = build_head(config, len(about.classes))
     found = find(folder, which)
     restore(found, network, head, averaged=config.ema)
