@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-import tempfile
 import unicodedata
 import zlib
 from pathlib import Path
@@ -20,6 +19,7 @@ from hypermargin import checks
 from hypermargin.data.base import TEST, TRAIN, UNREADABLE, UNUSED, VALIDATION, Bad, Data, DataError, Rows, Say
 from hypermargin.data.fonts import Face, FontError, draw, font_files, missing, open_faces
 from hypermargin.data.homoglyphs import SIDE, same_shapes
+from hypermargin.files import replacing
 
 VERSION = 1  # of what is drawn: a change here makes old cache files unused
 FINER = 2  # characters are drawn at so many times the size
@@ -188,19 +188,12 @@ def _load(file: Path, say: Say) -> Data | None:
 
 
 def _save(file: Path, data: Data, say: Say) -> None:
-    """Under a name of its own first, so that nobody ever reads half a file."""
     try:
         folder = _cache_folder()
         folder.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(suffix=".npz", dir=folder)
-        try:
-            with os.fdopen(handle, "wb") as stream:
-                bad = np.array(data.bad, dtype=np.str_).reshape(-1, 2)
-                samples, parts = np.asarray(data.samples), np.asarray(data.parts)
-                np.savez(stream, samples=samples, labels=data.labels, classes=data.classes, parts=parts, bad=bad)
-            os.replace(temporary, folder / file)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        bad = np.array(data.bad, dtype=np.str_).reshape(-1, 2)
+        samples, parts = np.asarray(data.samples), np.asarray(data.parts)
+        with replacing(folder / file) as temporary:
+            np.savez(temporary, samples=samples, labels=data.labels, classes=data.classes, parts=parts, bad=bad)
     except (OSError, RuntimeError) as error:  # RuntimeError: there is no home folder
         say(f"glyphs: not cached, they will be drawn again next time ({error})")

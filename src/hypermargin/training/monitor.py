@@ -57,13 +57,14 @@ class Log:
         self.path, self.say, self.broken = path, say, False
 
     def forget_after(self, step: int) -> None:
-        """Drop what a killed run wrote after its last checkpoint, and a line it did not finish."""
+        """Drop what a run wrote after its last checkpoint, and a line it did not finish: they are written again."""
         if not self.path.exists():
             return
         kept = []
         for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
             with contextlib.suppress(ValueError, KeyError, TypeError):
-                if json.loads(line)["step"] <= step:
+                record = json.loads(line)
+                if record["step"] <= step and record["kind"] in ("train", "validation"):  # the test comes last
                     kept.append(line + "\n")
         write_text(self.path, "".join(kept))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -103,16 +104,18 @@ def create_optimizer(
         ("head weight", [head.weight], head_lr, head_weight_decay),
         ("head vectors", [p for p in head.parameters() if p is not head.weight], head_lr, 0.0),
     ]
-    chosen = []
+    chosen: list[dict[str, Any]] = []
     for group, members, base_lr, decay in groups:
         if trained := [p for p in members if p.requires_grad]:
             settings = {"name": group, "lr": base_lr, "base_lr": base_lr, "weight_decay": decay}
             chosen.append({"params": trained, **settings})
     if not chosen:
         raise ValueError("there is nothing to train: model and head have no parameter with requires_grad=True.")
+    # One kernel for all parameters; a loop over them would take longer than the mathematics of a small network.
+    fused = all(p.device.type in ("cpu", "cuda") for group in chosen for p in group["params"])
     if name == "sgd":
-        return torch.optim.SGD(chosen, lr=lr, momentum=momentum, nesterov=nesterov)
-    return torch.optim.AdamW(chosen, lr=lr)
+        return torch.optim.SGD(chosen, lr=lr, momentum=momentum, nesterov=nesterov, fused=fused)
+    return torch.optim.AdamW(chosen, lr=lr, fused=fused)
 
 
 def set_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
