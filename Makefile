@@ -23,8 +23,8 @@ $(READY): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: $(READY)  ## train every head of the family on digits and print one table
-	@$(BIN)/python examples/digits.py
+demo: $(READY)  ## train on generated characters; EER and rank-1 on characters never seen
+	@$(BIN)/hypermargin train --config examples/glyphs.toml
 
 test: $(READY)  ## the tests
 	@$(BIN)/python -m pytest -n 2

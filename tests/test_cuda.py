@@ -6,14 +6,19 @@ Needs torch alone: `pytest -m gpu tests/test_cuda.py`, or `python tests/test_cud
 import functools
 import itertools
 import os
+import signal
+import tempfile
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # asked for by torch's deterministic mode
 
+import numpy as np
 import torch
 
 import hypermargin as hm
 from hypermargin.margins import ArcFace, CosFace, NoMargin, SphereFace
 from hypermargin.scores import Chunked
+from hypermargin.training import Config, Interrupted, train
+from hypermargin.training.loop import Trainer
 
 try:
     import pytest
@@ -139,6 +144,46 @@ def test_a_million_classes():
     extra = torch.cuda.max_memory_allocated() - before
     assert extra < 2 * W.numel() * 4 + 600e6, extra / 1e6  # a leaf's clone, its gradient, and blocks
     assert all(part.isfinite().all() for part in ours)
+
+
+def blobs():
+    rng = np.random.default_rng(0)
+    labels = np.arange(400) % 10
+    images = rng.normal(size=(10, 16, 16))[labels] * 50 + 128 + rng.normal(size=(400, 16, 16)) * 20
+    return hm.data.from_arrays(images.clip(0, 255).astype(np.uint8), labels, open_set=False)
+
+
+def test_the_trainer():
+    """Every precision learns; with deterministic=True a stopped and resumed run equals an undisturbed one."""
+    base = {"dim": 16, "epochs": 6, "batch": 40, "lr": 0.01, "tensorboard": False, "augment": "shift=0.1,flip"}
+    for settings in ({}, {"precision": "bfloat16"}, {"precision": "float16"}, {"ema": 0.9, "optimizer": "sgd"}):
+        with tempfile.TemporaryDirectory() as folder:
+            config = Config(**{**base, **settings, "device": "cuda"})
+            result = train(config, folder, data=blobs(), quiet=True)
+            assert result.metrics["test"]["accuracy"] > 0.9, (settings, result)
+    config = Config(**base, device="cuda", deterministic=True, checkpoint=3)
+    step = Trainer._train_step
+
+    def stopped(self, groups):
+        if self.step == 13:
+            os.kill(os.getpid(), signal.SIGINT)
+        return step(self, groups)
+
+    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as two:
+        train(config, one, data=blobs(), quiet=True)
+        Trainer._train_step = stopped
+        try:
+            train(config, two, data=blobs(), quiet=True)
+            raise AssertionError("it was not stopped")
+        except Interrupted:
+            pass
+        finally:
+            Trainer._train_step = step
+        train(config, two, resume=True, data=blobs(), quiet=True)
+        a, b = hm.load(one, "last"), hm.load(two, "last")
+        for name, value in a.network.state_dict().items():
+            assert torch.equal(value, b.network.state_dict()[name]), name
+        assert torch.equal(a.head.weight, b.head.weight)
 
 
 if __name__ == "__main__":

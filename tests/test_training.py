@@ -21,7 +21,7 @@ from torch import nn
 
 import hypermargin as hm
 from hypermargin import cli
-from hypermargin.data import Data, from_arrays
+from hypermargin.data import Data, DataError, from_arrays
 from hypermargin.training import Config, DivergedError, RunError, load, train, watch
 from hypermargin.training.build import build_head, resolve_head
 from hypermargin.training.config import KINDS, from_dict, given_in, read_toml, resumed
@@ -299,7 +299,7 @@ class Blow(nn.Module):
         self.how, self.layer, self.calls = how, nn.Linear(36, 8), 0
 
     def forward(self, x):
-        self.calls += 1
+        self.calls += self.training  # the trainer tries a network once before
         out = self.layer(x.flatten(1))
         if self.how == "features" and self.calls > 3:
             out = out * torch.where(torch.arange(len(x)) == 5, math.inf, 1.0)[:, None]
@@ -320,7 +320,8 @@ def test_a_loss_that_is_not_finite(tmp_path, how, settings, message):
     with pytest.raises(DivergedError, match=message) as caught:
         train(config, tmp_path / "run", data=blobs(), network=network, quiet=True)
     assert re.search(r"(at|after) step \d+", str(caught.value))
-    assert "The last good checkpoint is kept" in str(caught.value)
+    kept = "There was no checkpoint yet" if how == "head" else "The last good checkpoint is kept: step-000000"
+    assert kept in str(caught.value)
     if how == "features":
         assert "at step 4 (epoch 1), in 1 of 32 rows (blobs, sample " in str(caught.value)
         (path,) = (tmp_path / "run").glob("diverged-*.pt")
@@ -557,3 +558,40 @@ def test_code_named_by_a_run_is_not_run_unasked(tmp_path, monkeypatch):
         load(tmp_path / "run")
     assert not (tmp_path / "imported").exists()
     assert load(tmp_path / "run", trust=True).embed(blobs().samples[:2]).shape == (2, 8)
+
+
+def test_a_network_of_your_own(tmp_path):
+    """Its dimension is found by trying; vectors need no images."""
+    vectors = from_arrays(np.random.default_rng(0).normal(size=(60, 5)), np.arange(60) % 3, open_set=False)
+    config = Config(**{**QUICK, "model": None, "model_set": {}, "epochs": 1})
+    train(config, tmp_path / "run", data=vectors, network=nn.Linear(5, 7), quiet=True)
+    trained = load(tmp_path / "run", network=nn.Linear(5, 7))
+    assert (trained.config.model, trained.config.dim) == ("own", 7)
+    with pytest.raises(ValueError, match=r"network must turn \(N, 5\) into \(N, dim\); got \(2, 5, 1\) for N = 2"):
+        train(config, tmp_path / "other", data=vectors, network=nn.Unflatten(1, (5, 1)), quiet=True)
+
+
+def test_pairs_are_scored(tmp_path):
+    """A folder of images, LFW's pairs beside it; an unreadable image costs its pairs, not the run."""
+    from PIL import Image
+
+    data = blobs(6, 8)
+    for row, label in enumerate(data.labels):
+        folder = tmp_path / "images" / f"p{label}"
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(data.samples[row]).save(folder / f"p{label}_{row // 6 + 1:04d}.png")
+    same = [f"p{k}\t{a}\t{b}" for k in range(6) for a, b in ((1, 2), (3, 4))]
+    different = [f"p{k}\t{n}\tp{(k + 1) % 6}\t{n}" for k in range(6) for n in (1, 5)]
+    (tmp_path / "pairs.txt").write_text("\n".join(["12", *same, *different]))
+    settings = {**QUICK, "epochs": 8, "lr": 0.01, "batch": 8, "split": "none", "on_bad": "skip"}
+    config = Config(**settings, data=str(tmp_path / "images"), verify=[str(tmp_path / "pairs.txt")])
+    found = train(config, tmp_path / "run", quiet=True).metrics["pairs.txt"]
+    assert found["eer"] < 0.2
+    assert found["auc"] > 0.8
+    (tmp_path / "images" / "p0" / "p0_0001.png").write_bytes(b"broken")
+    again = train(config, tmp_path / "again", quiet=True).metrics["pairs.txt"]
+    assert again["auc"] > 0.8
+    (tmp_path / "pairs.txt").write_text("nonsense")
+    with pytest.raises(DataError, match=r"pairs\.txt, line 1: expected"):  # before training, not after
+        train(config, tmp_path / "third", quiet=True)
+    assert not (tmp_path / "third" / "run.json").exists()

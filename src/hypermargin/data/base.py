@@ -27,6 +27,9 @@ class Bad(NamedTuple):
     where: str
     why: str
 
+    def __str__(self) -> str:
+        return f"{self.where}: {self.why}"
+
 
 @runtime_checkable
 class Source(Protocol):

@@ -34,7 +34,7 @@ def summary(data: Data) -> list[tuple[str, str]]:
     alone = int((counts == 1).sum())
     if alone:
         lines.append(("note", f"{alone:,} identities have one sample only: nothing to verify them against"))
-    lines += [("left out", bad.why) for bad in data.bad]
+    lines += [("left out", str(bad)) for bad in data.bad]
     return lines
 
 

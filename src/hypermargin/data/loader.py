@@ -32,7 +32,8 @@ class _Reader(Dataset[Any]):
                 samples[len(kept)] = self.source[int(row)]
                 kept.append(row)
             except DataError as error:
-                bad.append(Bad(self.source.where(int(row)), str(error)))
+                where = self.source.where(int(row))
+                bad.append(Bad(where, str(error).removeprefix(f"{where}: ")))
         return samples[: len(kept)], np.asarray(kept, np.int64), bad
 
 
@@ -81,7 +82,7 @@ def decode_once(
     groups = np.split(np.arange(len(source)), range(BLOCK, len(source), BLOCK))
     for found, rows, wrong in _read(source, groups, workers if len(groups) > 1 else 0):
         if wrong and on_bad == "error":
-            raise DataError(f"{wrong[0].why} (on_bad=skip leaves such samples out.)")
+            raise DataError(f"{wrong[0]} (on_bad=skip leaves such samples out.)")
         samples[done : done + len(rows)] = found
         done += len(rows)
         kept.append(rows)
@@ -163,6 +164,6 @@ class Feed:
         assert not isinstance(source, np.ndarray)
         for found, rows, bad in _read(source, groups, self.workers):
             if bad and self.on_bad == "error":
-                raise DataError(f"{bad[0].why} (on_bad=skip leaves such samples out.)")
+                raise DataError(f"{bad[0]} (on_bad=skip leaves such samples out.)")
             self.bad.update((b.where, b) for b in bad)
             yield torch.from_numpy(found).to(self.device, non_blocking=True), rows

@@ -39,11 +39,11 @@ def read_data(config: Config, say: Say) -> Data:
     )
 
 
-def resolve(config: Config, data: Data) -> Config:
-    """The same settings with everything decided that depends on the data or the machine."""
+def resolve(config: Config, data: Data, network: nn.Module | None = None) -> Config:
+    """The same settings with everything decided that depends on the data, the machine, or a network of your own."""
     adamw = config.optimizer == "adamw"
     decided: dict[str, Any] = {
-        "model": _network_for(data.shape),
+        "model": "own" if network else _network_for(data.shape),
         "augment": data.augment if len(data.shape) == 3 else "none",
         "lr": 0.002 if adamw else 0.1,
         "weight_decay": 0.05 if adamw else 5e-4,
@@ -56,9 +56,20 @@ def resolve(config: Config, data: Data) -> Config:
     if config.deterministic is None:
         decided["deterministic"] = device == "cpu"
     config = dataclasses.replace(config, **decided)
-    if config.model == "none" and config.dim != data.shape[0]:
-        config = dataclasses.replace(config, dim=data.shape[0])
-    return config
+    if network is not None:
+        return dataclasses.replace(config, dim=_dim_of(network, data.shape))
+    return dataclasses.replace(config, dim=data.shape[0]) if config.model == "none" else config
+
+
+@torch.no_grad()
+def _dim_of(network: nn.Module, shape: tuple[int, ...]) -> int:
+    """The length of the features that a network makes of such samples."""
+    device = next((p.device for p in network.parameters()), torch.device("cpu"))
+    features = network.eval()(torch.zeros(2, *shape, device=device))
+    if not isinstance(features, torch.Tensor) or features.dim() != 2 or len(features) != 2:
+        got = tuple(features.shape) if isinstance(features, torch.Tensor) else type(features).__name__
+        raise ValueError(f"network must turn (N, {', '.join(map(str, shape))}) into (N, dim); got {got} for N = 2.")
+    return features.shape[1]
 
 
 def _network_for(shape: tuple[int, ...]) -> str:

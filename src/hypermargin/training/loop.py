@@ -198,8 +198,12 @@ class Trainer:
         return watch.DivergedError(
             f"the loss is not finite at step {self.step + 1} (epoch {self.epoch + 1}), in {len(bad)} of "
             f"{len(rows)} rows ({names}{', …' if len(bad) > 3 else ''}). {why} "
-            f"The last good checkpoint is kept; {kept}."
+            f"{self._last_good()}; {kept}."
         )
+
+    def _last_good(self) -> str:
+        there = checkpoint.steps(self.folder / "checkpoints")
+        return f"The last good checkpoint is kept: {there[-1].name}" if there else "There was no checkpoint yet"
 
     def _stop(self) -> None:
         raise Interrupted(f"stopped at step {self.step} of {self.total}, everything saved in {self.folder}")
@@ -267,7 +271,7 @@ class Trainer:
         if not all(bool(p.isfinite().all()) for p in self.parameters):
             raise watch.DivergedError(
                 f"the weights are not finite after step {self.step}: the last update was too large. Lower lr, "
-                "lengthen lr_warmup, or set clip. The last good checkpoint is kept."
+                f"lengthen lr_warmup, or set clip. {self._last_good()}."
             )
         model = {
             f"{name}.{key}": value

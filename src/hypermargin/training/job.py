@@ -1,0 +1,233 @@
+"""One training job from beginning to end: prepare or take up again, train, measure."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from hypermargin.data import Data, Feed, Pairs, Scaling, Split, decode_once, open_pairs, split
+from hypermargin.data.base import Say
+from hypermargin.evaluate import from_scores
+from hypermargin.files import write_text
+from hypermargin.training import checkpoint
+from hypermargin.training.build import build_head, read_data, resolve, resolve_head, start_from
+from hypermargin.training.config import Config, from_dict, given_in, read_toml, resumed
+from hypermargin.training.loop import Trainer
+from hypermargin.training.models import create_model
+from hypermargin.training.monitor import Monitor, say
+from hypermargin.training.run import (
+    About,
+    RunError,
+    describe,
+    find,
+    fingerprint,
+    locked,
+    read_split,
+    save_split,
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came out: the numbers on the test part (and on the pairs), and where the run is."""
+
+    folder: Path
+    step: int
+    metrics: dict[str, dict[str, float]]  # "test", and each file of pairs
+
+
+def train(
+    config: Config,
+    out: str | os.PathLike[str],
+    *,
+    resume: bool = False,
+    data: Data | None = None,
+    network: nn.Module | None = None,
+    quiet: bool = False,
+) -> Result:
+    """Train in the folder `out`, or go on with the run there if `resume`.
+
+    `data` and `network` of your own take the place of those that `config` names; a resumed run needs them again.
+    Ctrl-C saves and raises Interrupted. A loss that is not finite raises DivergedError.
+    """
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    tell: Say = (lambda _: None) if quiet else say
+    with locked(folder), _left_as_found():
+        old = (folder / "run.json").exists()  # written last
+        if old and not resume:
+            raise RunError(f"{folder} holds a run already. Add --resume to go on with it, or choose another --out.")
+        if old:
+            saved = from_dict(read_toml(folder / "config.toml"), str(folder / "config.toml"))
+            config = resumed(saved, given_in(config))
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        if config.precision != "float32":
+            # oneDNN's AMX bf16 kernels die with SIGILL on some virtual CPUs; this keeps to what they have.
+            os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+        data = data or read_data(config, tell)
+        workers = config.workers if config.workers is not None else min(8, os.cpu_count() or 1)
+        data = decode_once(data, memory=config.memory, workers=workers, on_bad=config.on_bad, say=tell)
+        verify = _read_pairs(config, data.shape)  # an error in them should come now, not after days
+        trainer = (_again if old else _anew)(config, folder, data, network, tell)
+        if trainer.config.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS needs for it
+            torch.use_deterministic_algorithms(True)
+        return _run(trainer, verify, quiet)
+
+
+def _anew(config: Config, folder: Path, data: Data, network: nn.Module | None, tell: Say) -> Trainer:
+    """A new run: decide what was left open, write it down."""
+    config = resolve(config, data, network)
+    parts = split(data, config.split, validation=config.validation, test=config.test, seed=config.seed)
+    config, advised = resolve_head(config, len(parts.classes))
+    scaling = Scaling.fit(data, parts.train, as_they_are=config.model == "none")
+    about = describe(data, parts, scaling, network)
+    trainer = _trainer(config, folder, data, parts, about, network)
+    if config.init:
+        found = find(Path(config.init), "best")
+        weights = {k.partition(".")[2]: v for k, v in found.model.items() if k.startswith("network.")}
+        start_from(trainer.network, weights, config.init)
+    _describe(trainer, bool(advised), tell)
+    write_text(folder / "config.toml", config.to_toml())
+    save_split(folder / "split.npz", parts)
+    write_text(folder / "run.json", about.to_json())
+    return trainer
+
+
+def _again(config: Config, folder: Path, data: Data, network: nn.Module | None, tell: Say) -> Trainer:
+    """The run that is there, at its last whole checkpoint."""
+    about = About.read(folder)
+    if about.data["fingerprint"] != fingerprint(data):
+        raise RunError(
+            f"{folder} was started on other data than {data.name} holds now: {about.data['samples']} samples of "
+            f"{about.data['classes']} identities then, {len(data)} of {len(data.classes)} now, or other labels or "
+            "pixels. Restore the data, or start a new run."
+        )
+    trainer = _trainer(config, folder, data, read_split(folder / "split.npz"), about, network)
+    found = checkpoint.load_last(folder / "checkpoints", tell)
+    checkpoint.forget_after(folder / "checkpoints", found.step if found else -1)
+    if found is None:
+        tell(f"{folder} has no checkpoint yet: starting at the beginning.")
+    else:
+        trainer.resume(found)
+        checkpoint.prune(folder / "checkpoints", config.keep, trainer.best["step"] if trainer.best else None)
+        tell(f"resuming {folder} at step {trainer.step} of {trainer.total}")
+    return trainer
+
+
+def _trainer(
+    config: Config, folder: Path, data: Data, parts: Split, about: About, network: nn.Module | None
+) -> Trainer:
+    torch.manual_seed(config.seed)
+    random.seed(config.seed)
+    np.random.seed(config.seed % 2**32)
+    if network is None:
+        network = create_model(str(config.model), data.shape, config.dim, **config.model_set)
+    head = build_head(config, len(parts.classes))
+    return Trainer(config, data, parts, about.scaling, network, head, folder)
+
+
+def _run(trainer: Trainer, verify: dict[str, Pairs], quiet: bool) -> Result:
+    """Train to the end, then measure the best weights on the test part and the pairs."""
+    config, folder = trainer.config, trainer.folder
+    monitor = Monitor(folder, total=trainer.total, step=trainer.step, tensorboard=config.tensorboard, quiet=quiet)
+    checkpoint.note(monitor.say)
+    with monitor.running():
+        trainer.fit(monitor)
+        best = find(folder, "best")
+        trainer.resume(best)
+        metrics: dict[str, dict[str, float]] = {}
+        if len(trainer.split.test):
+            try:
+                metrics["test"] = trainer.evaluate(trainer.split.test)
+            except ValueError as error:
+                monitor.say(f"the test part cannot be measured: {error}")
+        for name, pairs in verify.items():
+            metrics[name] = _verify(trainer, pairs)
+        for kind, values in metrics.items():
+            monitor.record(kind, trainer.total, config.epochs - 1, values)
+    for bad in trainer.feed.bad.values():
+        monitor.say(f"left out: {bad}")
+    result = Result(folder, best.step, metrics)
+    write_text(
+        folder / "result.json",
+        json.dumps({"step": best.step, "best": best.state["best"], "metrics": metrics}, indent=1),
+    )
+    return result
+
+
+def _read_pairs(config: Config, shape: tuple[int, ...]) -> dict[str, Pairs]:
+    """The pairs to verify in the end, their images resized to what the network knows."""
+    images = Path(config.verify_images or config.data)
+    found = {}
+    for name in config.verify:
+        if len(shape) != 3:
+            raise ValueError(f"verify scores pairs of images; {config.data} holds vectors.")
+        pairs = open_pairs(name, images if images.is_dir() else None, on_bad=config.on_bad)
+        channels, *sides = shape
+        pairs.samples.shape = (*sides, 3) if channels == 3 else tuple(sides)
+        found[Path(name).name] = pairs
+    return found
+
+
+def _verify(trainer: Trainer, pairs: Pairs) -> dict[str, float]:
+    """EER, TAR and AUC of a list of pairs."""
+    config = trainer.config
+    feed = Feed(pairs.samples, trainer.device, workers=config.workers or 0, on_bad=config.on_bad)
+    features, read = trainer.embed(feed, np.arange(len(pairs.samples)))
+    place = np.full(len(pairs.samples), -1)
+    place[read] = np.arange(len(read))
+    first, second = place[pairs.first], place[pairs.second]
+    whole = (first >= 0) & (second >= 0)
+    unit = nn.functional.normalize(features)
+    scores = (unit[first[whole]] * unit[second[whole]]).sum(1)
+    trainer.feed.bad.update(feed.bad)
+    found = from_scores(scores, pairs.same[whole])
+    return {"eer": found.eer, "tar": found.tar[1e-3], "auc": found.auc}
+
+
+def _describe(trainer: Trainer, advised: bool, tell: Say) -> None:
+    """Two lines on what is about to be trained."""
+    data, parts, config, head = trainer.data, trainer.split, trainer.config, trainer.head
+    sizes = [
+        f"{len(rows):,} of {len(np.unique(data.labels[rows])):,} {verb}"
+        for rows, verb in ((parts.train, "train"), (parts.validation, "validate"), (parts.test, "test"))
+        if len(rows)
+    ]
+    kind = "unseen identities" if parts.open_set else "unseen samples"
+    shape = "×".join(map(str, data.shape))
+    tell(f"{data.name}: {', '.join(sizes)} (samples of identities; tested on {kind}), each {shape}")
+    for bad in data.bad[:10]:
+        tell(f"left out: {bad}")
+    if len(data.bad) > 10:
+        tell(f"left out: {len(data.bad) - 10} more, listed in run.json")
+    size = sum(p.numel() for p in trainer.network.parameters())
+    numbers = [f"s = {head.current_scale().item():g}"] if head.unit_features else []
+    m = head.margin.m
+    if m is not None:
+        numbers.append(f"m = {', '.join(f'{v:g}' for v in (m if isinstance(m, tuple) else (m,)))}")
+    why = f" (advised: hypermargin advise --classes {head.classes} --dim {head.dim})" if advised else ""
+    tell(f"{config.model}, {size:,} parameters, to {config.dim} dimensions; {config.head}"
+         f"{': ' + ', '.join(numbers) if numbers else ''}{why}")  # fmt: skip
+    tell(f"epochs: {config.epochs}, steps in each: {trainer.per_epoch}, on {config.device}, in {trainer.folder}")
+
+
+@contextmanager
+def _left_as_found() -> Iterator[None]:
+    """The caller's global switches are put back afterwards."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0])
+        torch.set_num_threads(before[1])
