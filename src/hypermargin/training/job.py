@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +22,7 @@ from hypermargin.training.config import Config, from_dict, given_in, read_toml, 
 from hypermargin.training.loop import Trainer
 from hypermargin.training.models import create_model
 from hypermargin.training.monitor import Monitor, say
+from hypermargin.training.process import left_as_found
 from hypermargin.training.run import (
     About,
     RunError,
@@ -62,7 +61,7 @@ def train(
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     tell: Say = (lambda _: None) if quiet else say
-    with locked(folder), _left_as_found():
+    with locked(folder), left_as_found():
         old = (folder / "run.json").exists()  # written last
         if old and not resume:
             raise RunError(f"{folder} holds a run already. Add --resume to go on with it, or choose another --out.")
@@ -220,14 +219,3 @@ def _describe(trainer: Trainer, advised: bool, tell: Say) -> None:
     tell(f"{config.model}, {size:,} parameters, to {config.dim} dimensions; {config.head}"
          f"{': ' + ', '.join(numbers) if numbers else ''}{why}")  # fmt: skip
     tell(f"epochs: {config.epochs}, steps in each: {trainer.per_epoch}, on {config.device}, in {trainer.folder}")
-
-
-@contextmanager
-def _left_as_found() -> Iterator[None]:
-    """The caller's global switches are put back afterwards."""
-    before = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before[0])
-        torch.set_num_threads(before[1])

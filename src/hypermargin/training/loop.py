@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-import random
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,6 +23,7 @@ from hypermargin.training.checkpoint import Checkpoint, CheckpointError
 from hypermargin.training.config import Config
 from hypermargin.training.monitor import Monitor
 from hypermargin.training.optim import EMA, create_optimizer, rate, set_rate
+from hypermargin.training.process import random_states, set_random_states, stop_signals
 
 Group = tuple[Tensor, Rows]
 # Most samples of an open set whose pairs are all compared: after an epoch, and in the end (half a minute or so).
@@ -94,7 +92,7 @@ class Trainer:
 
     def fit(self, monitor: Monitor) -> None:
         """Train from where the run is to its end."""
-        with _stop_signals() as stop:
+        with stop_signals() as stop:
             while self.epoch < self.config.epochs:
                 self._train_epoch(monitor, stop)
                 self.epoch, self.position = self.epoch + 1, 0
@@ -281,7 +279,7 @@ class Trainer:
         training: dict[str, Any] = {
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
-            "random": _random_states(),
+            "random": random_states(),
         }
         if self.ema:
             training["ema"] = self.ema.state_dict()
@@ -312,47 +310,4 @@ class Trainer:
         self.step, self.epoch, self.position = saved.step, saved.state["epoch"], saved.state["position"]
         self.window = watch.Window(saved.state["window"])
         self.best = saved.state["best"]
-        _set_random_states(saved.training["random"])
-
-
-def _random_states() -> dict[str, Any]:
-    """torch's, Python's and numpy's: a network of the user's may draw from any of them."""
-    version, numbers, gauss = random.getstate()
-    name, keys, *rest = cast("tuple[Any, ...]", np.random.get_state(legacy=True))
-    return {
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-        "python": [version, list(numbers), gauss],
-        "numpy": [name, torch.from_numpy(keys.astype(np.int64)), *rest],
-    }
-
-
-def _set_random_states(saved: dict[str, Any]) -> None:
-    torch.set_rng_state(saved["torch"])
-    if saved["cuda"] and torch.cuda.is_available() and len(saved["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(saved["cuda"])
-    version, numbers, gauss = saved["python"]
-    random.setstate((version, tuple(numbers), gauss))
-    name, keys, *rest = saved["numpy"]
-    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
-
-
-@contextlib.contextmanager
-def _stop_signals() -> Iterator[list[int]]:
-    """Ctrl-C and SIGTERM end the run after the step under way; a second Ctrl-C ends it at once."""
-    received: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield received
-        return
-
-    def note(number: int, _: Any) -> None:
-        if received and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        received.append(number)
-
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        set_random_states(saved.training["random"])

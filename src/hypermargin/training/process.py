@@ -1,0 +1,68 @@
+"""What belongs to the process rather than to the run: random generators, signals, torch's global switches."""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+
+def random_states() -> dict[str, Any]:
+    """torch's, Python's and numpy's: a network of the user's may draw from any of them."""
+    version, numbers, gauss = random.getstate()
+    name, keys, *rest = cast("tuple[Any, ...]", np.random.get_state(legacy=True))
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "python": [version, list(numbers), gauss],
+        "numpy": [name, torch.from_numpy(keys.astype(np.int64)), *rest],
+    }
+
+
+def set_random_states(saved: dict[str, Any]) -> None:
+    """Back to what `random_states` found."""
+    torch.set_rng_state(saved["torch"])
+    if saved["cuda"] and torch.cuda.is_available() and len(saved["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(saved["cuda"])
+    version, numbers, gauss = saved["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    name, keys, *rest = saved["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
+
+
+@contextmanager
+def stop_signals() -> Iterator[list[int]]:
+    """Ctrl-C and SIGTERM end the run after the step under way; a second Ctrl-C ends it at once."""
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+
+    def note(number: int, _: Any) -> None:
+        if received and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        received.append(number)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def left_as_found() -> Iterator[None]:
+    """The caller's global switches are put back afterwards."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0])
+        torch.set_num_threads(before[1])
