@@ -137,7 +137,7 @@ class Monitor:
             if not self.quiet and sys.stderr.isatty():
                 with contextlib.suppress(ModuleNotFoundError):
                     self.progress = stack.enter_context(_bar())
-                    self.task = self.progress.add_task("", total=self.total, completed=self.first, numbers="")
+                    self.task = self.progress.add_task("", total=self.total, completed=self.first)
             self.started = time.monotonic()
             try:
                 yield
@@ -162,7 +162,7 @@ class Monitor:
         self.log.write(record)
         self.events.write(record)
         if kind == "train" and self.progress is not None:
-            self.progress.update(self.task, numbers=words(values))
+            self.progress.numbers = words(values)
             return
         where = f"epoch {epoch + 1}  step {step}/{self.total}"
         left = f"  {self._left(step)} left" if kind == "train" and step > self.first else ""
@@ -174,14 +174,17 @@ class Monitor:
 
 
 def _bar() -> Any:
+    """The bar on one line and the numbers on the next: together they would not fit into 80 columns."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.text import Text
 
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=16),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[numbers]}"),
-        console=Console(stderr=True),
-    )
+    class Bar(Progress):
+        numbers = ""
+
+        def get_renderables(self) -> Iterator[Any]:
+            yield self.make_tasks_table(self.tasks)
+            yield Text(self.numbers)
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Bar(*columns, console=Console(stderr=True))
