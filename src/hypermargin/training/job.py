@@ -22,7 +22,7 @@ from hypermargin.training.config import Config, from_dict, given_in, read_toml, 
 from hypermargin.training.loop import Trainer
 from hypermargin.training.models import create_model
 from hypermargin.training.monitor import Monitor, say
-from hypermargin.training.process import left_as_found
+from hypermargin.training.process import left_as_found, make_repeatable
 from hypermargin.training.run import (
     About,
     RunError,
@@ -79,8 +79,7 @@ def train(
         verify = _read_pairs(config, data.shape)  # an error in them should come now, not after days
         trainer = (_again if old else _anew)(config, folder, data, network, tell)
         if trainer.config.deterministic:
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS needs for it
-            torch.use_deterministic_algorithms(True)
+            make_repeatable()
         return _run(trainer, verify, quiet)
 
 
