@@ -29,7 +29,8 @@ class FileImages(Encoded):
     def raw(self, row: int) -> bytes:
         """The file's content."""
         try:
-            return Path(self.paths[row]).read_bytes()
+            with open(self.paths[row], "rb") as file:  # half the time of Path.read_bytes
+                return file.read()
         except (OSError, ValueError) as error:
             raise DataError(f"{self.paths[row]}: the file cannot be read ({error}).") from error
 

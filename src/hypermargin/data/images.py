@@ -38,7 +38,8 @@ def decode(raw: bytes, shape: tuple[int, ...], where: str) -> Array:
         turn = _orientation(image)
         size = wanted[::-1] if turn >= 5 else wanted
         # A JPEG can be decoded at 1/2, 1/4 or 1/8; at least twice the wanted size is left to the better filter.
-        image.draft(mode, (2 * size[0], 2 * size[1]))
+        if mode == "L" or image.width >= 4 * size[0]:
+            image.draft(mode, (2 * size[0], 2 * size[1]))
         image.load()
         image = _plain(image, mode)
         if image.size != size:

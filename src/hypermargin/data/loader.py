@@ -127,7 +127,7 @@ class Scaling:
 
     def __call__(self, raw: Tensor) -> Tensor:
         """From samples as they are stored."""
-        x = (raw.float() - self.mean) / self.std
+        x = raw.to(torch.float32, copy=True).sub_(self.mean).div_(self.std)  # in place: half the memory traffic
         if x.dim() == 3:
             return x.unsqueeze(1)
         return x.permute(0, 3, 1, 2) if x.dim() == 4 else x
