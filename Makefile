@@ -1,7 +1,9 @@
 # `make demo` and `make test` do all set-up themselves; `make help` lists the rest.
 PYTHON ?= python3
 BIN := .venv/bin
+RUNS := .venv/.runs
 READY := .venv/.ready
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 # oneDNN's AMX bf16 kernels die with SIGILL on some virtual CPUs; this keeps to the instructions they have.
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
@@ -14,16 +16,21 @@ help:           ## list the targets
 
 install: $(READY)  ## set up .venv with everything the tests and the demo need
 
-$(READY): pyproject.toml constraints.txt
+$(RUNS): pyproject.toml constraints.txt
 	@echo "Setting up .venv (once; redone when pyproject.toml or constraints.txt change) …"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "hypermargin needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(PIP) torch
+	@$(PIP) -e '.[cli,plot,train]'
 	@touch $@
 
-demo: $(READY)  ## train on generated characters; EER and rank-1 on characters never seen
+$(READY): $(RUNS)
+	@echo "Adding what the tests need …"
+	@$(PIP) -e '.[dev]'
+	@touch $@
+
+demo: $(RUNS)  ## train on generated characters; EER and rank-1 on characters never seen
 	@$(BIN)/hypermargin train --config examples/glyphs.toml
 
 test: $(READY)  ## the tests
