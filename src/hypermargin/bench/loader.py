@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from hypermargin.bench.head import Say
 from hypermargin.bench.measure import interleaved
-from hypermargin.bench.step import store, surroundings, threads_set
+from hypermargin.bench.record import store, surroundings, threads_set
 from hypermargin.data import Array, Data, Feed, Scaling, batches, decode_once, open_data
 
 BATCH = 128

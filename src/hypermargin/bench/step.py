@@ -8,12 +8,9 @@ norms, writes the log, and is deterministic.
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
 from typing import Any, cast
@@ -22,10 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hypermargin.bench.head import Say, environment
+from hypermargin.bench.head import Say
 from hypermargin.bench.measure import interleaved
+from hypermargin.bench.record import store, surroundings, threads_set
 from hypermargin.data import Array, Augment, Scaling, batches, from_arrays
-from hypermargin.files import write_text
 from hypermargin.training import Config, create_model, train
 from hypermargin.training.build import build_head, resolve, resolve_head
 from hypermargin.training.optim import create_optimizer
@@ -205,36 +202,3 @@ def run(
             result["table"].append(measure(case, rounds))
     store(result, as_markdown(result), "step-cpu", out, say)
     return result
-
-
-@contextmanager
-def threads_set(threads: int) -> Iterator[None]:
-    """Torch's threads inside."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def surroundings() -> dict[str, str]:
-    """The versions that matter for data and training, and what else the machine was doing."""
-    found = environment("cpu")
-    found = {key: found[key] for key in ("hypermargin", "torch", "numpy", "device", "threads", "python", "date")}
-    with suppress(PackageNotFoundError):
-        found["pillow"] = version("pillow")
-    found["cores"] = str(os.cpu_count())
-    with suppress(OSError, AttributeError):  # not on every system
-        found["load before"] = f"{os.getloadavg()[0]:.1f}"
-    return found
-
-
-def store(result: dict[str, Any], markdown: str, stem: str, out: Path | None, say: Say) -> None:
-    """JSON and Markdown into a folder, if there is one."""
-    if out is None:
-        return
-    out.mkdir(parents=True, exist_ok=True)
-    write_text(out / f"{stem}.json", json.dumps(result, indent=1) + "\n")
-    write_text(out / f"{stem}.md", markdown)
-    say(f"written to {out / stem}.*")
