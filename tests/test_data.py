@@ -1,14 +1,16 @@
 """Splits, order, augmentation and loading: what must not depend on who computes it or when."""
 
 import pickle
+import sys
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
-from hypermargin import data
+from hypermargin import cli, data
 from hypermargin.data import Augment, Data, DataError, Feed, Scaling, at_most, batches, decode_once, split
 from hypermargin.data.augment import uniform
 from hypermargin.data.sampling import SAMPLINGS
@@ -321,3 +323,44 @@ def test_from_arrays_and_back(tmp_path):
     assert np.array_equal(again.parts, digits.parts)
     assert montage(digits).shape == (80, 120)
     assert pickle.loads(pickle.dumps(digits)).name == "digits"
+
+
+# The command
+
+
+def command(monkeypatch, capsys, *arguments):
+    monkeypatch.setattr(sys, "argv", ["hypermargin", "data", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    captured = capsys.readouterr()
+    return ended.value.code or 0, captured.out, captured.err
+
+
+def test_the_command(tmp_path, monkeypatch, capsys):
+    code, out, _ = command(
+        monkeypatch, capsys, "digits", "--picture", tmp_path / "d.png", "--out", tmp_path / "d.npz"
+    )
+    assert code == 0
+    assert "1,797 images of 1×8×8 (uint8)" in out
+    assert "closed set" in out
+    assert "train 1,438 of 10, test 359 of 10" in out
+    with Image.open(tmp_path / "d.png") as picture:
+        assert picture.size == (120, 80)
+    assert command(monkeypatch, capsys, tmp_path / "d.npz")[0] == 0
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["d.npz", "d.png"]  # no temporary file is left
+
+
+def test_the_command_lists_what_is_bad(tmp_path, monkeypatch, capsys):
+    for name in ("a/1.png", "a/2.png", "b/1.png", "b/2.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.fromarray(np.zeros((5, 4), np.uint8)).save(tmp_path / name)
+    (tmp_path / "b/2.png").write_bytes(b"not a picture")
+    code, _, err = command(monkeypatch, capsys, tmp_path, "--check")
+    assert code == 2
+    assert f"{tmp_path / 'b/2.png'}: not an image" in err
+    code, out, _ = command(monkeypatch, capsys, tmp_path, "--check", "--on-bad", "skip")
+    assert code == 0
+    assert "3 images of 1×5×4" in out
+    assert f"left out     {tmp_path / 'b/2.png'}: not an image" in out
+    assert "identities with one sample only, which cannot be verified: 1" in out
+    assert command(monkeypatch, capsys, tmp_path, "--out", "x.zip")[0] == 2

@@ -1,5 +1,6 @@
 """A run that is killed, cut off or interrupted ends where an undisturbed one ends, to the bit."""
 
+import dataclasses
 import json
 import multiprocessing
 import os
@@ -30,17 +31,35 @@ RUNS = {
     "a-softmax sgd": {"head": "a-softmax", "optimizer": "sgd", "lr": 0.02, "momentum": 0.9, "lr_schedule": "step"},
     "cosface warmup": {"head": "cosface", "schedule": ["warmup:steps=9,shape=cosine"], "accumulate": 3},
     "normface learned": {"head": "normface", "sampling": "balanced", "lr_schedule": "polynomial"},
+    "read by workers": {"head": "am-softmax", "memory": 0.0, "workers": 2, "epochs": 2},
     "arcface adacos": {"head": "arcface", "set": {"scale": "adacos-dynamic"}, "sampling": "identities"},
 }
 over_runs = pytest.mark.parametrize("settings", list(RUNS.values()), ids=list(RUNS))
 
 
-def data():
+class Lazy:
+    """Samples that are read when asked for."""
+
+    def __init__(self, samples):
+        self.samples, self.shape = samples, samples.shape[1:]
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, row):
+        return self.samples[row]
+
+    def where(self, row):
+        return f"sample {row}"
+
+
+def data(lazy=False):
     rng = np.random.default_rng(0)
     centres = rng.normal(size=(14, 6, 6)) * 50 + 128
     labels = np.arange(14 * 9) % 14
     images = (centres[labels] + rng.normal(size=(len(labels), 6, 6)) * 25).clip(0, 255).astype(np.uint8)
-    return from_arrays(images, labels, name="blobs")
+    found = from_arrays(images, labels, name="blobs")
+    return dataclasses.replace(found, samples=Lazy(images)) if lazy else found
 
 
 def network():
@@ -55,7 +74,8 @@ def config_of(settings):
 
 
 def run(settings, folder, resume=False):
-    return train(config_of(settings), folder, resume=resume, data=data(), network=network(), quiet=True)
+    source = data(lazy="memory" in settings)
+    return train(config_of(settings), folder, resume=resume, data=source, network=network(), quiet=True)
 
 
 def everything(folder):

@@ -21,6 +21,7 @@ from torch import nn
 
 import hypermargin as hm
 from hypermargin import cli
+from hypermargin.cli import train as train_command
 from hypermargin.data import Data, DataError, from_arrays
 from hypermargin.training import Config, DivergedError, RunError, load, train, watch
 from hypermargin.training.build import build_head, resolve_head
@@ -56,6 +57,13 @@ def test_settings_survive_toml():
     )
     assert from_dict(tomllib.loads(config.to_toml())) == config
     assert from_dict(tomllib.loads(Config().to_toml())) == Config()
+
+
+def test_examples_of_the_help_name_real_flags():
+    flags = {p.name for p in train_command._flags()} | {"config", "out", "resume", "quiet"}
+    used = set(re.findall(r"--([a-z-]+)", train_command.ABOUT))
+    assert len(used) > 10
+    assert {name.replace("-", "_") for name in used} <= flags
 
 
 def test_every_setting_has_words_and_a_flag():
@@ -595,3 +603,11 @@ def test_pairs_are_scored(tmp_path):
     with pytest.raises(DataError, match=r"pairs\.txt, line 1: expected"):  # before training, not after
         train(config, tmp_path / "third", quiet=True)
     assert not (tmp_path / "third" / "run.json").exists()
+
+
+def test_a_folder_that_cannot_be_written(tmp_path, npz, here):
+    (tmp_path / "file").write_text("")
+    code, _, err = here("--data", npz, *ARGUMENTS, "--out", tmp_path / "file" / "run")
+    assert code == 1
+    assert err.startswith("hypermargin: error: ")
+    assert "Not a directory" in err

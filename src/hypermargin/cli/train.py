@@ -33,7 +33,7 @@ Examples:
 
 def run(config: Path | None, out: Path | None, resume: bool, quiet: bool, **flags: Any) -> None:
     """What the command does with its flags; those not given are None or empty."""
-    from hypermargin.training import CheckpointError, DivergedError, Interrupted, RunError, train
+    from hypermargin.training import DivergedError, Interrupted, RunError, train
     from hypermargin.training.config import assignment, from_dict, read_toml, resumed
     from hypermargin.training.monitor import words
 
@@ -53,7 +53,7 @@ def run(config: Path | None, out: Path | None, resume: bool, quiet: bool, **flag
             settings = resumed(saved, given)
         try:
             result = train(settings, folder, resume=resume, quiet=quiet)
-        except (RunError, CheckpointError, DivergedError) as error:
+        except (RunError, OSError, DivergedError) as error:  # OSError: CheckpointError, a full disk, no permission
             typer.echo(f"hypermargin: error: {error}", err=True)
             raise typer.Exit(1) from None
         except Interrupted as stop:

@@ -33,7 +33,7 @@ def summary(data: Data) -> list[tuple[str, str]]:
         lines.append(("given split", ", ".join(sizes) + " (samples of identities)"))
     alone = int((counts == 1).sum())
     if alone:
-        lines.append(("note", f"{alone:,} identities have one sample only: nothing to verify them against"))
+        lines.append(("note", f"identities with one sample only, which cannot be verified: {alone:,}"))
     lines += [("left out", str(bad)) for bad in data.bad]
     return lines
 

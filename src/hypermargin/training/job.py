@@ -19,7 +19,7 @@ from hypermargin.files import write_text
 from hypermargin.training import checkpoint
 from hypermargin.training.build import build_head, read_data, resolve, resolve_head, start_from
 from hypermargin.training.config import Config, from_dict, given_in, read_toml, resumed
-from hypermargin.training.loop import Trainer
+from hypermargin.training.loop import MOST_TESTED, Trainer
 from hypermargin.training.models import create_model
 from hypermargin.training.monitor import Monitor, say
 from hypermargin.training.process import left_as_found, make_repeatable
@@ -146,6 +146,8 @@ def _run(trainer: Trainer, verify: dict[str, Pairs], quiet: bool) -> Result:
         trainer.resume(best)
         metrics: dict[str, dict[str, float]] = {}
         if len(trainer.split.test):
+            if trainer.split.open_set and len(trainer.split.test) > MOST_TESTED:
+                monitor.say(f"of the test part's {len(trainer.split.test):,} samples {MOST_TESTED:,} are compared")
             try:
                 metrics["test"] = trainer.evaluate(trainer.split.test)
             except ValueError as error:
@@ -174,7 +176,8 @@ def _read_pairs(config: Config, shape: tuple[int, ...]) -> dict[str, Pairs]:
         pairs = open_pairs(name, images if images.is_dir() else None, on_bad=config.on_bad)
         channels, *sides = shape
         pairs.samples.shape = (*sides, 3) if channels == 3 else tuple(sides)
-        found[Path(name).name] = pairs
+        short = Path(name).name
+        found[name if short in found else short] = pairs
     return found
 
 
@@ -182,7 +185,8 @@ def _verify(trainer: Trainer, pairs: Pairs) -> dict[str, float]:
     """EER, TAR and AUC of a list of pairs."""
     config = trainer.config
     feed = Feed(pairs.samples, trainer.device, workers=config.workers or 0, on_bad=config.on_bad)
-    features, read = trainer.embed(feed, np.arange(len(pairs.samples)))
+    with trainer.averaged():
+        features, read = trainer.embed(feed, np.arange(len(pairs.samples)))
     place = np.full(len(pairs.samples), -1)
     place[read] = np.arange(len(read))
     first, second = place[pairs.first], place[pairs.second]

@@ -219,14 +219,18 @@ class Trainer:
         self.network.train()
         return torch.cat([f for f, _ in found]), np.concatenate([r for _, r in found])
 
+    def averaged(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, network and head have their averaged weights, if there are any."""
+        return self.ema.swapped() if self.ema else contextlib.nullcontext()
+
     def evaluate(self, rows: Rows, most: int = MOST_TESTED) -> dict[str, float]:
         """Of a part of the data: EER, TAR and rank-1 in an open set, accuracy and loss in a closed one.
 
-        With the averaged weights, if there are any. In an open set of at most `most` samples, in whole identities.
+        With the averaged weights. In an open set of at most `most` samples, in whole identities.
         """
         if self.split.open_set:
             rows = at_most(rows, self.data.labels, most)
-        with self.ema.swapped() if self.ema else contextlib.nullcontext():
+        with self.averaged():
             features, rows = self.embed(self.feed, rows)
             if self.split.open_set:
                 labels = torch.from_numpy(self.data.labels[rows])

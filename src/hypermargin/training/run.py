@@ -142,7 +142,8 @@ def locked(folder: Path) -> Iterator[None]:
         return
     with (folder / ".lock").open("w") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Not flock: worker processes would inherit it, and hold it for seconds after the trainer was killed.
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise RunError(
                 f"{folder} is in use: another process trains there. Wait for it, or choose another --out."
