@@ -24,7 +24,7 @@ with the run. The same command with --resume goes on after an interruption, to t
 Examples:
   hypermargin train
   hypermargin train --data photos/ --head arcface --set m=0.4 --set scale=32 --epochs 20 --out runs/photos
-  hypermargin train --data digits --dim 2 --model-set width=8 --epochs 5
+  hypermargin train --data digits --dim 2 --model-set width=24 --epochs 30
   hypermargin train --data faces/train.rec --model iresnet50 --optimizer sgd --batch 512 --precision bfloat16
   hypermargin train --data embeddings.npz --head cosface
   hypermargin train --config run.toml --out runs/photos --resume
