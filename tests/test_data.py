@@ -150,7 +150,7 @@ def test_identities_by_samples(count, K):
             assert len(set(rows)) == len(rows)
         seen |= set(identities)
     assert len(found) == max(1, len(labels) // (6 * K))
-    assert len(seen) == min(20, 6 * len(found)) or len(found) > 3
+    assert len(seen) >= min(18, 6 * len(found))  # three batches make a turn through 18 of the 20
     with pytest.raises(ValueError, match=r"got batch = 10, per_identity = 4 and 20 identities"):
         batches(labels, "identities", 10, seed=0, epoch=0, per_identity=4)
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from hypermargin import create_head, list_heads
-from hypermargin.training.optim import EMA, SCHEDULES, create_optimizer, rate, set_rate
+from hypermargin.training.optim import EMA, RATES, create_optimizer, rate, set_rate
 
-over_schedules = pytest.mark.parametrize("schedule", SCHEDULES)
+over_schedules = pytest.mark.parametrize("schedule", RATES)
 runs = st.integers(1, 200).flatmap(lambda total: st.tuples(st.just(total), st.integers(0, total)))
 numbers = {"power": st.floats(0.3, 4), "gamma": st.floats(0, 0.99), "floor": st.floats(0, 0.99)}
 
@@ -147,7 +147,7 @@ def test_settings_reach_the_optimiser():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"name": "adam"}, "name must be one of 'sgd', 'adamw'; got 'adam'. Did you mean 'adamw'"),
+        ({"name": "adam"}, "name must be one of 'adamw', 'sgd'; got 'adam'. Did you mean 'adamw'"),
         ({"lr": 0.0}, "lr must be positive and finite; got 0"),
         ({"head_lr": math.inf}, "head_lr must be positive and finite; got inf"),
         ({"weight_decay": -1.0}, r"weight_decay must lie in \[0, inf\); got -1"),

@@ -253,6 +253,23 @@ def test_stopped_by_signal(tmp_path, undisturbed, monkeypatch, number):
     assert a[1:] == b[1:]
 
 
+def test_stopped_while_the_disk_is_full(tmp_path, monkeypatch):
+    """It must not say that everything is saved."""
+    real = loop_module.Trainer._train_step
+
+    def step(self, groups):
+        os.kill(os.getpid(), signal.SIGINT)
+        return real(self, groups)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(loop_module.Trainer, "_train_step", step)
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(CheckpointError, match=r"could not be written: .*No space left on device"):
+        run(RUNS["arcface adamw"], tmp_path / "run")
+
+
 def test_a_full_disk_costs_no_checkpoint(tmp_path, undisturbed, capfd, monkeypatch):
     """Writing fails for a while in mid-run: earlier checkpoints stay, training goes on, the result is the same."""
     settings, folder = RUNS["arcface adamw"], tmp_path / "run"

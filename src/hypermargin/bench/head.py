@@ -40,6 +40,11 @@ def environment(device: str) -> dict[str, str]:
     return found
 
 
+def in_words(environment: dict[str, str]) -> str:
+    """All of it but the device, which stands in the title."""
+    return ", ".join(f"{key} {value}" for key, value in environment.items() if key != "device") + "."
+
+
 def _processor() -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
@@ -159,7 +164,7 @@ def as_markdown(result: dict[str, Any]) -> str:
     lines = [
         f"# Head: N = {p['rows']}, C = {p['classes']:,}, d = {p['dim']}, {p['precision']}, {env['device']}",
         "",
-        ", ".join(f"{key} {value}" for key, value in env.items() if key != "device") + ".",
+        in_words(env),
         "Forward and both gradients. Times are of interleaved rounds, ratios of their minima. Memory is the peak "
         "beyond inputs and weight, dW included"
         + (" (a fresh process a row)" if p["device"] == "cpu" else "")

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from hypermargin.bench.head import Say
+from hypermargin.bench.head import Say, in_words
 from hypermargin.bench.measure import interleaved
 from hypermargin.bench.record import store, surroundings, threads_set
 from hypermargin.data import Array, Data, Feed, Scaling, batches, decode_once, open_data
@@ -227,7 +227,7 @@ def as_markdown(result: dict[str, Any]) -> str:
     lines = [
         f"# Loader: {p['images']:,} images to {p['size']}×{p['size']}, {p['workers']} workers, {env['device']}",
         "",
-        ", ".join(f"{key} {value}" for key, value in env.items() if key != "device") + ".",
+        in_words(env),
         "Images a second, in brackets as a multiple of torch's DataLoader: from opening the path to shuffled float "
         f"batches of {p['batch']}, files in the system's cache, best of {p['rounds']} interleaved rounds. The "
         "images are crops of a smooth random texture with the spectrum of photographs. Floor: PIL's decoder alone "

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hypermargin.bench.head import Say
+from hypermargin.bench.head import Say, in_words
 from hypermargin.bench.measure import interleaved
 from hypermargin.bench.record import store, surroundings, threads_set
 from hypermargin.data import Array, Augment, Scaling, batches, from_arrays
@@ -170,7 +170,7 @@ def as_markdown(result: dict[str, Any]) -> str:
     lines = [
         f"# Training step: the trainer beside a bare loop, {env['device']}",
         "",
-        ", ".join(f"{key} {value}" for key, value in env.items() if key != "device") + ".",
+        in_words(env),
         "AdamW with the same groups, gradient clipping, batches in memory, the same weights in the end. "
         "Milliseconds a step: the mean over the steps of each one's least time in "
         f"{result['rounds']} interleaved rounds. The trainer watches every 10 steps, logs every 50 and is "

@@ -39,6 +39,10 @@ class Checkpoint:
     training: dict[str, Any]  # tensors and plain containers
     state: dict[str, Any]  # JSON
 
+    def weights(self, name: str) -> dict[str, Tensor]:
+        """The state_dict of "network" or "head"."""
+        return {key.partition(".")[2]: value for key, value in self.model.items() if key.startswith(f"{name}.")}
+
 
 def save(folder: Path, checkpoint: Checkpoint, *, keep: int, best: int | None) -> Path:
     """Write the checkpoint, then `prune`."""

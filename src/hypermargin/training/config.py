@@ -17,6 +17,7 @@ from hypermargin import checks
 from hypermargin.data.base import UNREADABLE
 from hypermargin.data.sampling import SAMPLINGS
 from hypermargin.data.split import WAYS
+from hypermargin.training.optim import OPTIMIZERS, RATES
 
 
 def setting(default: Any, help: str, *, choices: tuple[str, ...] = (), free: bool = False) -> Any:
@@ -71,13 +72,13 @@ class Config:
     epochs: int = setting(20, "passes through the training data")
     batch: int = setting(128, "samples a batch")
     accumulate: int = setting(1, "batches an optimiser step")
-    optimizer: str = setting("adamw", "adamw or sgd", choices=("adamw", "sgd"))
+    optimizer: str = setting("adamw", "adamw or sgd", choices=OPTIMIZERS)
     lr: float | None = setting(None, "learning rate; default 0.002 (adamw), 0.1 (sgd)")
     head_lr: float | None = setting(None, "learning rate of the head; default lr")
     weight_decay: float | None = setting(None, "default 0.05 (adamw), 0.0005 (sgd)")
     head_weight_decay: float | None = setting(None, "weight decay of the head; default weight_decay")
     momentum: float = setting(0.9, "of sgd")
-    lr_schedule: str = setting("cosine", "how the rate falls", choices=("constant", "cosine", "polynomial", "step"))
+    lr_schedule: str = setting("cosine", "how the rate falls", choices=RATES)
     lr_warmup: float = setting(0.5, "epochs of linear warm-up")
     lr_power: float = setting(2.0, "power of the polynomial")
     lr_milestones: list[float] = setting(

@@ -93,8 +93,7 @@ def _anew(config: Config, folder: Path, data: Data, network: nn.Module | None, t
     trainer = _trainer(config, folder, data, parts, about, network)
     if config.init:
         found = find(Path(config.init), "best")
-        weights = {k.partition(".")[2]: v for k, v in found.model.items() if k.startswith("network.")}
-        start_from(trainer.network, weights, config.init)
+        start_from(trainer.network, found.weights("network"), config.init)
     _describe(trainer, bool(advised), tell)
     write_text(folder / "config.toml", config.to_toml())
     save_split(folder / "split.npz", parts)

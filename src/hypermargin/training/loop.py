@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from hypermargin.data import Augment, Data, Feed, Scaling, Split, at_most, batches
 from hypermargin.data.base import Rows
 from hypermargin.evaluate import rank_k, verification
+from hypermargin.files import replacing
 from hypermargin.head import MarginHead
 from hypermargin.schedule import Schedule
 from hypermargin.training import checkpoint, watch
@@ -189,7 +190,8 @@ class Trainer:
         batch = {"samples": raw.cpu(), "rows": torch.from_numpy(rows), "labels": labels.cpu(), "bad": bad}
         kept = f"the batch is in {path}"
         try:
-            torch.save(batch, path)
+            with replacing(path) as temporary:
+                torch.save(batch, temporary)
         except (OSError, RuntimeError) as error:
             kept = f"the batch could not be kept ({error})"
         names = ", ".join(self.data.where(int(rows[k])) for k in bad[:3])
@@ -204,6 +206,8 @@ class Trainer:
         return f"The last good checkpoint is kept: {there[-1].name}" if there else "There was no checkpoint yet"
 
     def _stop(self) -> None:
+        if self.unsaved:
+            raise self.unsaved
         raise Interrupted(f"stopped at step {self.step} of {self.total}, everything saved in {self.folder}")
 
     # Measuring
@@ -303,10 +307,8 @@ class Trainer:
 
     def resume(self, saved: Checkpoint) -> None:
         """Take everything up where the checkpoint left it."""
-        for name, module in (("network", self.network), ("head", self.head)):
-            module.load_state_dict(
-                {k.partition(".")[2]: v for k, v in saved.model.items() if k.startswith(name + ".")}
-            )
+        self.network.load_state_dict(saved.weights("network"))
+        self.head.load_state_dict(saved.weights("head"))
         self.optimizer.load_state_dict(saved.training["optimizer"])
         self.scaler.load_state_dict(saved.training["scaler"])
         if self.ema:

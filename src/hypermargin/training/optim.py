@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from hypermargin import checks
 from hypermargin.head import MarginHead
 
-SCHEDULES = ("constant", "cosine", "polynomial", "step")
-OPTIMIZERS = ("sgd", "adamw")
+RATES = ("constant", "cosine", "polynomial", "step")
+OPTIMIZERS = ("adamw", "sgd")
 
 
 def rate(
@@ -46,7 +46,7 @@ def rate(
         raise ValueError(
             f"warmup must be at most total ({total} steps); got {warmup}. Train longer or warm up less."
         )
-    checks.one_of("schedule", schedule, SCHEDULES)
+    checks.one_of("schedule", schedule, RATES)
     checks.positive("power", power)
     checks.in_range("gamma", gamma, 0.0, 1.0)
     checks.in_range("floor", floor, 0.0, 1.0)

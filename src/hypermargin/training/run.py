@@ -244,9 +244,8 @@ def find(folder: Path, which: str = "last") -> checkpoint.Checkpoint:
 
 def restore(saved: checkpoint.Checkpoint, network: nn.Module, head: MarginHead, *, averaged: float = 0.0) -> None:
     """Put a checkpoint's weights into network and head; with `averaged`, the averaged ones."""
-    for name, module in (("network", network), ("head", head)):
-        part = {k.partition(".")[2]: v for k, v in saved.model.items() if k.startswith(name + ".")}
-        module.load_state_dict(part)
+    network.load_state_dict(saved.weights("network"))
+    head.load_state_dict(saved.weights("head"))
     if averaged:
         ema = EMA([network, head], averaged)
         ema.load_state_dict(saved.training["ema"])
