@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score, roc_curve
 
-from hypermargin.evaluate import from_scores, rank_k, verification
+from hypermargin.evaluate import from_scores, identification, verification
 
 FAR = (0.0, 1e-3, 1e-2, 0.1, 0.3, 0.9)
 seeds = st.integers(0, 2**32 - 1)
@@ -86,7 +86,9 @@ def test_embeddings_agree_with_brute_force(seed, signs):
     assert (got.eer, got.threshold, got.auc) == pytest.approx((eer, threshold, auc), abs=1e-12)
     assert got.tar == pytest.approx(tar, abs=1e-12)
     assert got == from_scores(scores, same, far=FAR)
-    assert rank_k(x, y, (1, 2, 5, 100)) == pytest.approx({k: ranks(x, y, k) for k in (1, 2, 5, 100)}, abs=1e-12)
+    assert identification(x, y, (1, 2, 5, 100)).rank == pytest.approx(
+        {k: ranks(x, y, k) for k in (1, 2, 5, 100)}, abs=1e-12
+    )
 
 
 @pytest.mark.parametrize("signs", [True, False])
@@ -94,7 +96,7 @@ def test_embeddings_agree_with_brute_force(seed, signs):
 def test_blocks_do_not_matter(signs, block):
     x, y = sample(3, signs)
     assert verification(x, y, block=block) == verification(x, y)
-    assert rank_k(x, y, block=block) == rank_k(x, y)
+    assert identification(x, y, block=block) == identification(x, y)
 
 
 @settings(max_examples=15)
@@ -105,7 +107,7 @@ def test_order_names_and_lengths_do_not_matter(seed, signs):
     order = rng.permutation(len(x))
     longer = x * 2.0 ** rng.integers(-30, 30, (len(x), 1))
     names = np.array(list("gabfced"))[y]
-    for compute in (lambda *a: verification(*a, far=FAR, block=16), rank_k):
+    for compute in (lambda *a: verification(*a, far=FAR, block=16), identification):
         wanted = compute(x, y)
         assert compute(x[order], y[order]) == wanted
         assert compute(longer, names) == wanted
@@ -119,7 +121,7 @@ def test_rotation_changes_nothing_but_rounding():
         (before.eer, before.auc, before.threshold), abs=1e-4
     )
     assert after.tar == pytest.approx(before.tar, abs=1e-3)
-    assert rank_k((x @ turn).astype("f4"), y) == rank_k(x.astype("f4"), y)
+    assert identification((x @ turn).astype("f4"), y) == identification(x.astype("f4"), y)
 
 
 @pytest.mark.parametrize("signs", [True, False])
@@ -128,7 +130,7 @@ def test_tar_grows_with_far_and_rank_with_k(signs):
     tar = list(verification(x, y, far=np.linspace(0, 0.999, 300)).tar.values())
     assert tar == sorted(tar)
     assert tar[0] < tar[-1] <= 1
-    rank = list(rank_k(x, y, range(1, 41)).values())
+    rank = list(identification(x, y, range(1, 41)).rank.values())
     assert rank == sorted(rank)
     assert rank[-1] == 1
 
@@ -140,7 +142,7 @@ def test_collapsed_embeddings_are_a_coin_toss(dim):
     got = verification(x, y, block=100)
     assert (got.eer, got.auc, got.threshold) == (0.5, 0.5, 1.0)
     assert set(got.tar.values()) == {0.0}
-    assert rank_k(x, y, (1, 622, 623)) == {1: 0.0, 622: 0.0, 623: pytest.approx(7 * 78 / 700)}
+    assert identification(x, y, (1, 622, 623)).rank == {1: 0.0, 622: 0.0, 623: pytest.approx(7 * 78 / 700)}
 
 
 def test_the_ends():
@@ -149,7 +151,7 @@ def test_the_ends():
     best = verification(axes, y, far=(0.0,))
     assert (best.eer, best.auc, best.threshold, best.tar) == (0.0, 1.0, 1.0, {0.0: 1.0})
     assert (best.genuine, best.impostor) == (12, 54)
-    assert rank_k(axes, y, (1,)) == {1: 1.0}
+    assert identification(axes, y, (1,)).rank == {1: 1.0}
     worst = from_scores([0.1, 0.9], [True, False])
     assert (worst.eer, worst.auc) == (1.0, 0.0)
     opposite = verification(torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0]]), [0, 0, 1])
@@ -163,10 +165,10 @@ def test_kinds_of_input(dtype):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert verification(cloud.astype("f4"), y) == plain
     x, y = sample(2, True)
-    wanted = verification(x, y), rank_k(x, y)
+    wanted = verification(x, y), identification(x, y)
     typed = torch.tensor(x, dtype=dtype)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert (verification(typed, torch.tensor(y)), rank_k(typed, torch.tensor(y))) == wanted
+        assert (verification(typed, torch.tensor(y)), identification(typed, torch.tensor(y))) == wanted
     scores = torch.tensor([0.5, 0.25, 0.5], dtype=torch.bfloat16)
     assert from_scores(scores, torch.tensor([1, 0, 0])).auc == 0.75
     # The squares of these leave float32's range; the input stays as it is.
@@ -179,7 +181,7 @@ zero, nan, inf = ok.clone(), ok.clone(), ok.clone()
 zero[2], nan[1, 0], inf[3, 2] = 0, math.nan, math.inf
 
 
-@pytest.mark.parametrize("compute", [verification, rank_k])
+@pytest.mark.parametrize("compute", [verification, identification])
 @pytest.mark.parametrize(
     ("x", "y", "error", "words"),
     [
@@ -209,8 +211,8 @@ def test_refused_embeddings(compute, x, y, error, words):
         (lambda: verification(ok, ids * 0), r"there are no impostor pairs.*at least two identities"),
         (lambda: verification(ok, ids, far=(0.1, 1.5)), r"far must lie in \[0, 1\); got 1.5"),
         (lambda: verification(ok, ids, block=0), "block must be at least 1; got 0"),
-        (lambda: rank_k(ok, ids, (0,)), "k must be at least 1; got 0"),
-        (lambda: rank_k(ok, ids, block=0), "block must be at least 1; got 0"),
+        (lambda: identification(ok, ids, (0,)), "k must be at least 1; got 0"),
+        (lambda: identification(ok, ids, block=0), "block must be at least 1; got 0"),
         (lambda: from_scores([0.1, 0.2], [1, 1]), "there are no impostor pairs"),
         (lambda: from_scores([0.1, 0.2], [0, 0]), "there are no genuine pairs"),
         (lambda: from_scores([], []), "there are no genuine pairs"),

@@ -18,7 +18,15 @@ except ModuleNotFoundError as missing:
         "Run: pip install 'hypermargin[cli]'"
     ) from None
 
-from hypermargin.cli import advise, bench, data, train  # noqa: F401  # importing a command registers it
+from hypermargin.cli import (  # noqa: F401  # importing a command registers it
+    advise,
+    bench,
+    data,
+    embed,
+    export,
+    train,
+    verify,
+)
 from hypermargin.cli._app import app
 
 

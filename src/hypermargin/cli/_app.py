@@ -50,6 +50,9 @@ def hypermargin(
     \b
     Examples:
       hypermargin train --data glyphs --head arcface --out runs/first
+      hypermargin verify runs/first a.png b.png --threshold 0.4
+      hypermargin embed runs/first photos/ -o embeddings.npz
+      hypermargin export runs/first --format onnx
       hypermargin data photos/ --out photos.npz
       hypermargin advise --classes 1000 --dim 128
       hypermargin bench head --rows 256 --classes 20000

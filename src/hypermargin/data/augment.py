@@ -14,6 +14,7 @@ from torch import Tensor
 from hypermargin import checks
 from hypermargin.data.base import Rows
 
+DRAWS = 9  # random numbers an image
 PRESETS = {"none": "", "flip": "flip=1", "affine": "rotate=10,zoom=0.1,shear=0.1,shift=0.08"}
 
 
@@ -57,7 +58,11 @@ class Augment:
         """Changed (N, C, H, W) images; image k is sample rows[k]."""
         if self == Augment() or images.dim() != 4:
             return images
-        u = torch.from_numpy(uniform(seed, epoch, rows, 9).astype(np.float32)).to(images.device, non_blocking=True)
+        u = torch.from_numpy(uniform(seed, epoch, rows, DRAWS).astype(np.float32))
+        return self.apply(images, u.to(images.device, non_blocking=True))
+
+    def apply(self, images: Tensor, u: Tensor) -> Tensor:
+        """Changed (N, C, H, W) images by (N, DRAWS) numbers in [0, 1)."""
         signed = 2 * u - 1
         if self.flip:
             images = torch.where(u[:, 0].reshape(-1, 1, 1, 1) < 0.5, images.flip(-1), images)

@@ -1,6 +1,54 @@
-"""How well embeddings tell identities apart: verification (same or not?) and identification (who?)."""
+"""How well embeddings tell identities apart, for anybody's embeddings: numpy arrays or tensors, on any device.
 
-from hypermargin.evaluate.identification import rank_k
-from hypermargin.evaluate.verification import Verification, from_scores, verification
+verification    are two samples of one identity? EER, AUC, minDCF, TAR at FAR, with intervals over identities
+identification  who is it? rank-k, mAP; and in an open set, where some are nobody we know
+geometry        angles within and between classes, to the prototypes, and what the lengths of features say
+evaluate        all of these at once
+"""
 
-__all__ = ["Verification", "from_scores", "rank_k", "verification"]
+from hypermargin.evaluate.curve import Curve
+from hypermargin.evaluate.folds import Folds, kfold
+from hypermargin.evaluate.geometry import Geometry, Norms, geometry
+from hypermargin.evaluate.identification import Identification, identification
+from hypermargin.evaluate.openset import OpenSet, half_enrolled, open_set
+from hypermargin.evaluate.prototypes import Prototypes, Spread
+from hypermargin.evaluate.report import Evaluation, evaluate
+from hypermargin.evaluate.thresholds import Thresholds
+from hypermargin.evaluate.units import (
+    angle_to_cosine,
+    cosine_to_angle,
+    cosine_to_distance,
+    cosine_to_squared_distance,
+    distance_to_cosine,
+    squared_distance_to_cosine,
+)
+from hypermargin.evaluate.verification import FAR, Verification, from_scores, verification
+
+__all__ = [
+    "FAR",
+    "Curve",
+    "Evaluation",
+    "Folds",
+    "Geometry",
+    "Identification",
+    "Norms",
+    "OpenSet",
+    "Prototypes",
+    "Spread",
+    "Thresholds",
+    "Verification",
+    "angle_to_cosine",
+    "cosine_to_angle",
+    "cosine_to_distance",
+    "cosine_to_squared_distance",
+    "distance_to_cosine",
+    "evaluate",
+    "from_scores",
+    "geometry",
+    "half_enrolled",
+    "identification",
+    "kfold",
+    "open_set",
+    "squared_distance_to_cosine",
+    "verification",
+]

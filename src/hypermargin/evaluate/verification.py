@@ -1,181 +1,189 @@
-"""Are two samples of one identity? All pairs of a set, or given pairs, as EER, AUC and TAR at fixed FAR.
-
-A pair is genuine (same identity) or an impostor. Accepting every pair with score ≥ t gives one operating point:
-
-    FAR(t) = accepted impostors / impostors     TAR(t) = accepted genuine / genuine     FRR = 1 − TAR
-
-Every distinct score is a threshold, and so is +∞, which accepts nothing; pairs with equal scores go together.
-"""
+"""Are two samples of one identity? All pairs of a set, or given pairs, as EER, AUC, minDCF and TAR at fixed FAR."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
 from hypermargin import checks
-from hypermargin.functional import full_precision
-from hypermargin.numerics import unit
+from hypermargin.evaluate.curve import Curve, count_scores, given_pairs
+from hypermargin.evaluate.edges import Problem
+from hypermargin.evaluate.intervals import (
+    Intervals,
+    bootstrap,
+    bootstrap_pairs,
+    check,
+    few,
+    jackknife,
+    tables,
+    tables_of_pairs,
+)
+from hypermargin.evaluate.pairs import (
+    GRID,
+    Counts,
+    Samples,
+    Truth,
+    Values,
+    block_size,
+    cells,
+    histogram,
+    samples,
+    to_numpy,
+)
 
-Values = Tensor | NDArray[Any]
-Counts = NDArray[np.int64]
-
-FAR = (1e-1, 1e-2, 1e-3)
-GRID = 2**20  # cells a unit of cosine
+FAR = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
 
 
 @dataclass(frozen=True)
 class Verification:
     """What the pairs say. See `verification` for how they are scored.
 
-    eer        FAR = FRR, on the straight lines between neighbouring operating points
-    threshold  the score to accept from at that error: the highest one with FAR ≥ FRR
-    auc        P(genuine > impostor) + ½·P(genuine = impostor)
-    tar        by FAR f: the largest TAR of a threshold with FAR ≤ f
-    genuine    number of such pairs
-    impostor   number of such pairs
+    eer         FAR = FRR, on the straight lines between neighbouring operating points
+    threshold   the score to accept from at that error: the highest one with FAR ≥ FRR
+    auc         P(genuine > impostor) + ½·P(genuine = impostor)
+    tar         by FAR f: the largest TAR of a threshold with FAR ≤ f
+    thresholds  by FAR f: the lowest score with FAR ≤ f
+    min_dcf     the least detection cost at 1 % genuine trials and equal costs; `curve.min_dcf` has others
+    genuine     number of such pairs
+    impostor    number of such pairs
+    intervals   (low, high) of "eer", "auc", "min_dcf", and by FAR f of the TAR; None if not asked for
+    curve       everything the thresholds accept
     """
 
     eer: float
     threshold: float
     auc: float
     tar: dict[float, float]
+    thresholds: dict[float, float]
+    min_dcf: float
     genuine: int
     impostor: int
+    intervals: Intervals | None = None
+    curve: Curve = field(compare=False, repr=False, kw_only=True)
+
+    @property
+    def supported(self) -> tuple[float, ...]:
+        """The FARs that the number of impostor pairs can show: f·impostor ≥ 1."""
+        return tuple(f for f in self.tar if self.curve.supports(f))
 
 
 def verification(
-    embeddings: Values, labels: Values, *, far: Sequence[float] = FAR, block: int = 512
+    embeddings: Values,
+    labels: Values,
+    *,
+    far: Sequence[float] = FAR,
+    confidence: float | None = None,
+    method: str = "auto",
+    block: int | None = None,
 ) -> Verification:
-    """All pairs i < j of the rows, scored by their cosine.
+    """All pairs i < j of the rows, scored by their cosine rounded to a multiple of 2⁻²⁰ ≈ 1e-6.
 
-    The score is the cosine rounded to a multiple of 2⁻²⁰ ≈ 1e-6, which is what float32 can vouch for: equal
-    embeddings tie whatever order their products were summed in, and collapsed ones get an EER of ½. For these
-    scores the numbers are exact. Time grows with the pairs, memory (some 150 MB beside the embeddings) does not.
+    For these scores the numbers are exact, and collapsed embeddings get an EER of ½. Time grows with the pairs,
+    memory (some 150 MB beside the embeddings) does not.
 
     - embeddings: (N, d), of any length but 0; computed in float32, or float64 if given so, on their device
     - labels: (N,) identities: whole numbers, or names in a numpy array
+    - confidence: 0.95, say, for intervals over identities; `method` "bootstrap" (up to 500,000 pairs), "jackknife"
+      (a second pass over the pairs), or "auto": the first that can. See `hypermargin.evaluate.intervals`
     - block: rows and columns of one product
     """
-    x, ids = directions(embeddings, labels)
+    return of_samples(samples(embeddings, labels), far, confidence, method, block)
+
+
+def of_samples(
+    s: Samples, far: Sequence[float], confidence: float | None, method: str, block: int | None
+) -> Verification:
+    """`verification` of samples that are already sorted."""
+    size = block_size(block, s.x)
+    check(confidence, method)
     _check_far(far)
-    checks.count("block", block)
-    sizes = np.bincount(ids)
-    genuine = int((sizes * (sizes - 1)).sum()) // 2
-    _need_both(genuine, len(ids) * (len(ids) - 1) // 2 - genuine)
-    # With one identity's rows side by side, most products hold impostors only and need no mask.
-    order = np.argsort(ids, kind="stable")
-    ids = ids[order]
-    x, y = x[torch.from_numpy(order).to(x.device)], torch.from_numpy(ids).to(x.device)
-    counts = torch.zeros(2, 2 * GRID + 1, dtype=torch.int64, device=x.device)  # impostors, genuine
-    for i in range(0, len(x), block):
-        for j in range(i, len(x), block):
-            found = cells(x[i : i + block], x[j : j + block])
-            if ids[i : i + block][-1] < ids[j]:
-                _add(counts[0], found.flatten())
-                continue
-            same = y[i : i + block, None] == y[j : j + block]
-            pair = torch.ones_like(same).triu(1) if i == j else torch.ones_like(same)
-            _add(counts[0], found[pair & ~same])
-            _add(counts[1], found[pair & same])
-    impostors, mates = counts.cpu().numpy()
-    used = np.flatnonzero(impostors + mates)[::-1]
-    return _measure(used / GRID - 1, mates[used], impostors[used], far)
+    if s.genuine == 0 or s.impostor == 0:
+        Curve.of(np.zeros(1), np.array([s.genuine]), np.array([s.impostor]))  # says which are missing
+    curve = Curve.of(*histogram(s, size))
+    found = None
+    if confidence is not None:
+        problem = Problem(curve, tuple(far), confidence)
+        if few(s.genuine + s.impostor, method):
+            i, j = np.triu_indices(len(s.ids), 1)
+            scores = cells(s.x, s.x).cpu().numpy()[i, j] / GRID - 1
+            found = bootstrap(problem, scores, s.ids[i] == s.ids[j], s.ids[i], s.ids[j])
+        else:
+            found = jackknife(problem, *tables(problem, s, size))
+    return _measured(curve, far, found)
 
 
-def from_scores(scores: Values, same: Values, *, far: Sequence[float] = FAR) -> Verification:
-    """Given pairs: (P,) scores, higher for more alike, taken as they are, and (P,) whether each pair is genuine."""
-    s, truth = _numpy(scores), _numpy(same)
-    if s.ndim != 1 or truth.shape != s.shape:
-        raise ValueError(f"scores and same must have one shape (pairs,); got {s.shape} and {truth.shape}.")
-    if not np.isin(truth, (0, 1)).all():
-        raise ValueError("same must be true or false (1 or 0) for each pair; got other values.")
-    bad = np.flatnonzero(~np.isfinite(s))
-    if len(bad):
-        raise ValueError(f"scores must be finite; got {s[bad[0]]} for pair {bad[0]} ({len(bad)} such pairs).")
+def from_scores(
+    scores: Values,
+    same: Values,
+    *,
+    far: Sequence[float] = FAR,
+    identities: tuple[Values, Values] | None = None,
+    confidence: float | None = None,
+    method: str = "auto",
+) -> Verification:
+    """Given pairs: (P,) scores, higher for more alike, taken as they are, and (P,) whether each pair is genuine.
+
+    `identities` are those of the first and of the second sample of each pair. With them the intervals are over
+    identities; without them over pairs, as if no two pairs shared a person, which is too narrow where some do.
+    """
+    check(confidence, method)
     _check_far(far)
-    truth = truth.astype(bool)
-    _need_both(int(truth.sum()), int((~truth).sum()))
-    levels, level = np.unique(s, return_inverse=True)
-    genuine = np.bincount(level[truth], minlength=len(levels))
-    impostor = np.bincount(level[~truth], minlength=len(levels))
-    return _measure(levels[::-1], genuine[::-1], impostor[::-1], far)
+    s, truth = given_pairs(scores, same)
+    curve = Curve.of(*count_scores(s, truth))
+    found = None
+    if confidence is not None:
+        problem = Problem(curve, tuple(far), confidence)
+        if identities is None:
+            if method == "jackknife":
+                raise ValueError(
+                    'method "jackknife" leaves out identities, one at a time. Give identities, or use "auto".'
+                )
+            found = bootstrap_pairs(problem)
+        else:
+            first, second = _same_names(identities, truth)
+            if few(len(s), method):
+                found = bootstrap(problem, s, truth, first, second)
+            else:
+                found = jackknife(problem, *tables_of_pairs(problem, s, truth, first, second))
+    return _measured(curve, far, found)
 
 
-def directions(embeddings: Values, labels: Values) -> tuple[Tensor, Counts]:
-    """Unit rows in float32 or float64, and identities as 0, 1, …; refuses what has no direction or no label."""
-    x = torch.as_tensor(embeddings).detach()
-    if x.dim() != 2:
-        raise ValueError(f"embeddings must have shape (rows, dim); got {tuple(x.shape)}.")
-    if len(x) < 2:
-        raise ValueError(f"embeddings must have at least 2 rows, to make a pair; got {len(x)}.")
-    names = _numpy(labels)
-    if names.shape != (len(x),):
-        raise ValueError(f"labels must have shape ({len(x)},), one a row of embeddings; got {names.shape}.")
-    if names.dtype.kind in "fc":
-        raise TypeError(f"labels must be whole numbers or names; got {names.dtype}.")
-    x = x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
-    checks.finite_rows("embeddings", x, torch.ones(len(x), dtype=torch.bool, device=x.device))
-    zero = (x == 0).all(1).nonzero()
-    if len(zero):
+def _measured(curve: Curve, far: Sequence[float], found: Intervals | None) -> Verification:
+    eer, threshold = curve.equal_error()
+    return Verification(
+        eer,
+        threshold,
+        curve.auc,
+        {float(f): curve.tar_at(f) for f in far},
+        {float(f): curve.threshold_at(f) for f in far},
+        curve.min_dcf()[0],
+        curve.genuines,
+        curve.impostors,
+        found,
+        curve=curve,
+    )
+
+
+def _same_names(identities: tuple[Values, Values], same: Truth) -> tuple[Counts, Counts]:
+    """Both columns as 0, 1, …, with one number for one name."""
+    first, second = (to_numpy(column) for column in identities)
+    if first.shape != same.shape or second.shape != same.shape:
         raise ValueError(
-            f"embeddings must not be zero, which has no direction; got zeros at row {int(zero[0])} "
-            f"({len(zero)} such rows). Look at those samples, or leave them out."
+            f"identities must be two arrays of shape {same.shape}, like same; got {first.shape} and {second.shape}."
         )
-    return unit(x), np.unique(names, return_inverse=True)[1].astype(np.int64)
-
-
-def cells(a: Tensor, b: Tensor) -> Tensor:
-    """Cosines of unit rows in whole cells of 2⁻²⁰, counted from 0 at −1, int32."""
-    with full_precision(a):
-        return torch.mm(a, b.T).mul_(GRID).round_().add_(GRID).clamp_(0, 2 * GRID).to(torch.int32)
-
-
-def _add(counts: Tensor, found: Tensor) -> None:
-    counts.index_add_(0, found, counts.new_ones(()).expand(len(found)))
-
-
-def _measure(scores: NDArray[Any], genuine: Counts, impostor: Counts, far: Sequence[float]) -> Verification:
-    """From the distinct scores, highest first, and how many pairs of each kind have each."""
-    g = np.concatenate(([0], np.cumsum(genuine)))  # accepted at +∞, then at each score
-    a = np.concatenate(([0], np.cumsum(impostor)))
-    G, A = int(g[-1]), int(a[-1])
-
-    def excess(k: int) -> int:
-        """(FAR − FRR)·G·A, in Python's integers: no rounding, no overflow. It rises with every threshold."""
-        return int(a[k]) * G + int(g[k]) * A - G * A
-
-    k = bisect_left(range(len(a)), 0, key=excess)
-    part = -excess(k - 1) / (excess(k) - excess(k - 1))
-    eer = (float(a[k - 1]) + part * float(a[k] - a[k - 1])) / A
-    auc = float((np.diff(a) * (g[1:] + g[:-1]).astype(np.float64)).sum()) / (2.0 * G * A)
-    at = np.searchsorted(a / A, far, side="right") - 1
-    tar = {float(f): float(g[i]) / G for f, i in zip(far, at, strict=True)}
-    return Verification(eer, float(scores[k - 1]), auc, tar, G, A)
-
-
-def _need_both(genuine: int, impostor: int) -> None:
-    for count, kind, need in (
-        (genuine, "genuine", "Give at least one identity with two samples."),
-        (impostor, "impostor", "Give samples of at least two identities."),
-    ):
-        if count == 0:
-            raise ValueError(f"there are no {kind} pairs, so there is no error rate. {need}")
+    both = np.unique(np.concatenate((first, second)), return_inverse=True)[1]
+    first, second = both[: len(same)], both[len(same) :]
+    wrong = np.flatnonzero((first == second) != same)
+    if len(wrong):
+        raise ValueError(
+            f"identities must be equal where same is true, and only there; pair {wrong[0]} is otherwise "
+            f"({len(wrong)} such pairs)."
+        )
+    return first, second
 
 
 def _check_far(far: Sequence[float]) -> None:
     for f in far:
         checks.in_range("far", f, 0.0, 1.0)
-
-
-def _numpy(values: Values) -> NDArray[Any]:
-    if not isinstance(values, Tensor):
-        return np.asarray(values)
-    known = values.float() if values.dtype == torch.bfloat16 else values  # numpy has no bfloat16
-    return known.detach().cpu().numpy()

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from hypermargin.data import Augment, Data, Feed, Scaling, Split, at_most, batches
 from hypermargin.data.base import Rows
-from hypermargin.evaluate import rank_k, verification
+from hypermargin.evaluate.identification import identification
+from hypermargin.evaluate.verification import verification
 from hypermargin.files import replacing
 from hypermargin.head import MarginHead
 from hypermargin.schedule import Schedule
@@ -237,13 +238,13 @@ class Trainer:
         with self.averaged():
             features, rows = self.embed(self.feed, rows)
             if self.split.open_set:
-                labels = torch.from_numpy(self.data.labels[rows])
+                features, labels = features.to(self.device), torch.from_numpy(self.data.labels[rows])
                 pairs = verification(features, labels)
                 return {
                     "eer": pairs.eer,
                     "tar": pairs.tar[1e-3],
                     "auc": pairs.auc,
-                    "rank1": rank_k(features, labels)[1],
+                    "rank1": identification(features, labels, (1,)).rank[1],
                 }
             labels = torch.from_numpy(self.targets[rows])
             self.head.eval()

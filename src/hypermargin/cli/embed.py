@@ -1,0 +1,85 @@
+"""`hypermargin embed`: images, or anything that can be read, to embeddings in a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hypermargin.cli._app import app, plain_errors
+
+
+@app.command()
+def embed(
+    run: Annotated[Path, typer.Argument(help="A run's folder, or an exported .onnx file.")],
+    source: Annotated[str, typer.Argument(help="An image, a folder, or what `hypermargin data` reads.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="A .npz file, or .npy for the embeddings alone.")],
+    batch: Annotated[int, typer.Option(help="Samples at a time.", min=1)] = 256,
+    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
+    workers: Annotated[int, typer.Option(help="Processes that decode.", min=0)] = 2,
+    on_bad: Annotated[str, typer.Option(help="error, or skip to list unreadable samples instead.")] = "error",
+    raw: Annotated[bool, typer.Option("--raw", help="Features as they are, not of unit length.")] = False,
+    which: Annotated[str, typer.Option(help="best or last checkpoint.")] = "best",
+    trust: Annotated[bool, typer.Option("--trust", help="Import the code that MODULE:FUNCTION names.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+) -> None:
+    """The embedding of every sample, with its norm, its file and its identity if known.
+
+    \b
+    Examples:
+      hypermargin embed runs/first photos/ -o photos.npz
+      hypermargin embed runs/first face.jpg -o face.npy
+      hypermargin embed first.onnx photos/ -o photos.npz --on-bad skip
+    """
+    from hypermargin.shipping import embed as compute
+    from hypermargin.shipping import open_model
+    from hypermargin.shipping.embedding import ENDINGS
+    from hypermargin.shipping.formats import free_path
+    from hypermargin.training import RunError
+    from hypermargin.training.monitor import say
+
+    options: Any = {"which": which, "device": device, "trust": trust}
+    with plain_errors():
+        free_path("--out", out, ENDINGS, force)  # now, and not after hours
+        try:
+            model = open_model(run, **options)
+            with _progress() as progress:
+                found = compute(
+                    model, source, batch=batch, workers=workers, on_bad=on_bad, raw=raw, say=say, progress=progress
+                )
+            found.save(out, replace=force)
+        except (RunError, OSError) as error:
+            raise ValueError(str(error)) from None
+    for bad in found.bad:
+        say(f"left out: {bad}")
+    labelled = "" if found.labels is None else f" of {len(set(found.labels.tolist())):,} identities"
+    typer.echo(f"{'embedded':<12} {len(found.embeddings):,} samples{labelled}, {len(found.bad):,} left out")
+    typer.echo(f"{'written':<12} {out}")
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int], None]]:
+    """A bar in a terminal, a line every tenth elsewhere."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    from hypermargin.training.monitor import say
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        told = 0
+
+        def line(done: int, total: int) -> None:
+            nonlocal told
+            if 10 * done // total > told and done < total:
+                told = 10 * done // total
+                say(f"embedded {done:,} of {total:,}")
+
+        yield line
+        return
+    with Progress(BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console) as bar:
+        task = bar.add_task("")
+        yield lambda done, total: bar.update(task, completed=done, total=total)

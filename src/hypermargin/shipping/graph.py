@@ -1,0 +1,91 @@
+"""The graph that is shipped: raw samples in, everything between them and the embedding inside."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hypermargin.numerics import polar, unit
+from hypermargin.training.run import Trained
+
+
+class ExportError(ValueError):
+    """A network that cannot be exported as asked; the message says why and what to do."""
+
+
+class Whole(nn.Module):
+    """Scaling, network and normalisation in one, from samples as the training data were.
+
+    embedding    x/|x|, x the network's feature; 0 for x = 0
+    norm         |x|
+    probability  softmax(s·⟨x̂ or x, Ŵ or W⟩ + b), without any margin; only if `with_head`
+    """
+
+    weight: Tensor | None
+    bias: Tensor | None
+
+    def __init__(self, trained: Trained, *, with_head: bool = False, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.network, self.scaling, self.dtype = trained.network, trained.about.scaling, dtype
+        self.register_buffer("weight", None)
+        self.register_buffer("bias", None)
+        if with_head:
+            head = trained.head
+            weight = head.weight.detach().float()
+            # W/|W| and s are settled here, so that neither costs anything later.
+            self.weight = unit(weight) if head.unit_weight else weight
+            self.bias = None if head.bias is None else head.bias.detach().float()
+            self.scale, self.unit_features = float(head.current_scale().detach()), head.unit_features
+
+    def forward(self, samples: Tensor) -> dict[str, Tensor]:
+        """From (N, H, W), (N, H, W, 3) or (N, d)."""
+        x = self.network(self.scaling(samples)).float()
+        direction, length = polar(x)
+        found = {"embedding": direction.to(self.dtype), "norm": length.squeeze(1)}
+        if self.weight is not None:
+            f = direction if self.unit_features else x
+            found["probability"] = F.linear(self.scale * f, self.weight, self.bias).softmax(-1)
+        return found
+
+
+def trace(whole: Whole, samples: Tensor) -> torch.export.ExportedProgram:
+    """The graph for a batch of any size; `samples` are an example of one."""
+    batch = torch.export.Dim("N", min=1)
+    try:
+        with torch.no_grad(), quiet():
+            program = torch.export.export(whole, (samples,), dynamic_shapes=({0: batch},), strict=False)
+    except Exception as error:  # torch.export has many kinds, most of them private
+        raise ExportError(
+            "network cannot be traced for a batch of any size: it fixes the size N of the batch, or decides by the "
+            f"values of its input. torch.export says: {first_line(error)}"
+        ) from error
+    for module in program.graph_module.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            for node in module.graph.nodes:
+                node.meta.pop("stack_trace", None)  # names files of this machine
+    return program
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without the exporter's warnings and log, which are about torch and not about the network."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def first_line(error: Exception) -> str:
+    """The start of what an exception says, which may be pages."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:300] if lines else type(error).__name__

@@ -1,0 +1,140 @@
+"""What travels with an exported network: all that is needed to use it, as plain JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import hypermargin
+from hypermargin.data import Scaling
+from hypermargin.evaluate.thresholds import Thresholds
+from hypermargin.training.run import Trained
+
+KEY = "hypermargin"
+FORMAT = 1
+MOST_CLASSES = 10_000  # names in the file; more would weigh more than a small network
+
+
+def describe(
+    trained: Trained, thresholds: Thresholds | None, *, with_head: bool = False, dtype: str = "float32"
+) -> dict[str, Any]:
+    """The JSON under the key "hypermargin"."""
+    config, about, head = trained.config, trained.about, trained.head
+    notes = []
+    if thresholds is not None and thresholds.step != trained.step:
+        notes.append(
+            f"thresholds left out: they were measured at step {thresholds.step}, these weights are of step "
+            f"{trained.step}. Measure them with: hypermargin evaluate"
+        )
+        thresholds = None
+    classes = list(trained.classes)
+    if len(classes) > MOST_CLASSES:
+        notes.append(f"names of the classes left out: there are {len(classes):,}, more than {MOST_CLASSES:,}")
+    outputs = {"embedding": {"shape": ["N", config.dim], "dtype": dtype, "what": "x/|x|; compare by dot product"}}
+    outputs["norm"] = {"shape": ["N"], "dtype": "float32", "what": "|x|; short ones are of poor samples"}
+    if with_head:
+        shape = ["N", len(classes)]
+        outputs["probability"] = {"shape": shape, "dtype": "float32", "what": "of the training classes"}
+    return {
+        "format": FORMAT,
+        "input": _input(about.shape, about.scaling),
+        "outputs": outputs,
+        "dim": config.dim,
+        "network": {"model": config.model, "set": config.model_set, "own": about.network, "shape": about.shape},
+        "averaged": bool(config.ema),
+        "head": {
+            "name": config.head,
+            "classes": len(classes),
+            "set": config.set,
+            "margin": str(head.margin),
+            "scale": float(head.current_scale().detach()),
+            "bias": head.bias is not None,
+            "unit_features": head.unit_features,
+            "unit_weight": head.unit_weight,
+        },
+        "classes": classes if len(classes) <= MOST_CLASSES else None,
+        "thresholds": None if thresholds is None else _in_all_units(thresholds),
+        # Only the last part of a path: where the data were on some machine is nobody's business.
+        "data": {**{k: v for k, v in about.data.items() if k != "left_out"}, "name": Path(about.data["name"]).name},
+        "step": trained.step,
+        "versions": versions(),
+        "trained_with": about.versions,
+        "date": now(),
+        "notes": notes,
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of the packages whose numbers these are."""
+    return {"hypermargin": hypermargin.__version__, "torch": torch.__version__, "numpy": np.__version__}
+
+
+def now() -> str:
+    """To the second, UTC."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _input(shape: tuple[int, ...], scaling: Scaling) -> dict[str, Any]:
+    """How samples have to come. Bytes are what the fixed scaling is for; floats are scaled by their own numbers."""
+    channels, *sides = shape
+    size = [*sides, 3] if channels == 3 and sides else sides or [channels]
+    bytes_ = bool(sides) and scaling == Scaling()
+    return {
+        "name": "samples",
+        "shape": ["N", *size],
+        "dtype": "uint8" if bytes_ else "float32",
+        "layout": ("NHWC" if channels == 3 else "NHW") if sides else "ND",
+        "channels": ("RGB" if channels == 3 else "gray") if sides else None,
+        "range": [0, 255] if bytes_ else None,
+        "scaling": {"inside": True, "formula": "(value - mean) / std", **dataclasses.asdict(scaling)},
+    }
+
+
+def _in_all_units(thresholds: Thresholds) -> dict[str, Any]:
+    """The thresholds by cosine, with the same in other measures beside."""
+    return {
+        **dataclasses.asdict(thresholds),
+        "eer": in_all_units(thresholds.eer),
+        "far": {str(far): in_all_units(cosine) for far, cosine in thresholds.far.items()},
+    }
+
+
+def in_all_units(cosine: float) -> dict[str, float]:
+    """A cosine c, its angle acos c, and the squared distance 2 − 2c of the unit vectors."""
+    inside = min(1.0, max(-1.0, cosine))
+    return {"cosine": cosine, "angle_degrees": math.degrees(math.acos(inside)), "squared_l2": 2 - 2 * cosine}
+
+
+def thresholds_in(about: dict[str, Any]) -> Thresholds | None:
+    """The thresholds of a description."""
+    found = about["thresholds"]
+    if found is None:
+        return None
+    far = {float(f): float(value["cosine"]) for f, value in found["far"].items()}
+    return Thresholds(**{**found, "eer": float(found["eer"]["cosine"]), "far": far})
+
+
+def flat(about: dict[str, Any]) -> dict[str, str]:
+    """The JSON under its key, and a few lines for people who list the metadata."""
+    takes = about["input"]
+    shape = ", ".join(map(str, takes["shape"]))
+    words = [f"{takes['dtype']} ({shape})", *([takes["channels"]] if takes["channels"] else [])]
+    lines = {
+        KEY: json.dumps(about, ensure_ascii=False),
+        "input": " ".join(words) + (", not scaled: scaling is inside" if takes["scaling"]["inside"] else ""),
+        "embedding_dim": str(about["dim"]),
+        "model": str(about["network"]["model"]),
+        "head": about["head"]["name"],
+        "head_classes": str(about["head"]["classes"]),
+        "date": about["date"],
+    }
+    if about["thresholds"]:
+        lines["threshold_cosine_eer"] = f"{about['thresholds']['eer']['cosine']:.6g}"
+    return lines
