@@ -49,6 +49,7 @@ class Spec:
     identities: int | None = None  # train on so many only
     width: int = 32
     dim: int = 128
+    precision: str = "float32"  # or "bfloat16", by autocast
 
     @property
     def key(self) -> str:
@@ -112,7 +113,7 @@ class Run:
             else:
                 group["lr"] = group["base"] * float(factor)
         self.optimizer.zero_grad(set_to_none=True)
-        features = self.network(images)
+        features = self._forward(images)
         loss = self.head(features, labels)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.parameters, CLIP)
@@ -122,6 +123,13 @@ class Run:
             right = (self.head.logits(features.detach()).argmax(1) == labels).float().mean()
             self.right.index_copy_(0, self.at, right.reshape(1))
             self.at += 1
+
+    def _forward(self, images: Tensor) -> Tensor:
+        if self.spec.precision == "float32":
+            return self.network(images)
+        # A graph must hold the casts of the weights, so they may not be kept from one call to the next.
+        with torch.autocast(images.device.type, getattr(torch, self.spec.precision), cache_enabled=False):
+            return self.network(images)
 
     def advance(self) -> None:
         """One step. On CUDA the first few run as they are, then one is captured, and the rest are its replays."""
@@ -142,7 +150,7 @@ class Run:
     def features(self, images: Tensor) -> Tensor:
         """Of images as they are, in evaluation mode."""
         self.network.eval()
-        found = torch.cat([self.network(self.scaling(part)) for part in torch.split(images, 2048)])
+        found = torch.cat([self._forward(self.scaling(part)) for part in torch.split(images, 2048)])
         self.network.train()
         return found.float()
 

@@ -12,7 +12,8 @@ from hypermargin.evaluate.geometry import Geometry, Norms, geometry
 from hypermargin.evaluate.identification import Identification, identification
 from hypermargin.evaluate.openset import OpenSet, half_enrolled, open_set
 from hypermargin.evaluate.prototypes import Prototypes, Spread
-from hypermargin.evaluate.report import Evaluation, evaluate
+from hypermargin.evaluate.report import Evaluation, Operating, evaluate, operating
+from hypermargin.evaluate.thin import thin
 from hypermargin.evaluate.thresholds import Thresholds
 from hypermargin.evaluate.units import (
     angle_to_cosine,
@@ -33,6 +34,7 @@ __all__ = [
     "Identification",
     "Norms",
     "OpenSet",
+    "Operating",
     "Prototypes",
     "Spread",
     "Thresholds",
@@ -49,6 +51,8 @@ __all__ = [
     "identification",
     "kfold",
     "open_set",
+    "operating",
     "squared_distance_to_cosine",
+    "thin",
     "verification",
 ]

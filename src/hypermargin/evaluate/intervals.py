@@ -5,7 +5,7 @@ pairs at once. So what is drawn again, or left out, is an identity with all its 
 
 - bootstrap, for few pairs: identity i is drawn w_i times; a genuine pair of i counts w_i, an impostor pair of i
   and j counts w_i·w_j. The interval is that of the percentiles over the draws. Where given pairs hardly share
-  people it is too wide, by √3 at most.
+  people it is too wide.
 - jackknife, for many: each of n identities is left out once, which gives θ_(−i) and
       se² = (n−1)/n·Σ(θ_(−i) − mean)²
   The interval is θ ± z·se on the scale of log θ/(1−θ), so that it stays within [0, 1].

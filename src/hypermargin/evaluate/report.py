@@ -7,68 +7,67 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+import torch
+
+from hypermargin.evaluate.curve import Curve
 from hypermargin.evaluate.geometry import Geometry
 from hypermargin.evaluate.geometry import of_samples as _geometry
 from hypermargin.evaluate.identification import Identification
 from hypermargin.evaluate.identification import of_samples as _identification
-from hypermargin.evaluate.pairs import Values, samples
+from hypermargin.evaluate.openset import OpenSet, half_enrolled, open_set
+from hypermargin.evaluate.pairs import Values, samples, to_numpy
 from hypermargin.evaluate.prototypes import prototypes_of
+from hypermargin.evaluate.thresholds import Thresholds
+from hypermargin.evaluate.units import cosine_to_angle, cosine_to_squared_distance
 from hypermargin.evaluate.verification import FAR, Verification
 from hypermargin.evaluate.verification import of_samples as _verification
 from hypermargin.margins import Margin
 
-Row = tuple[str, str, str, str]
+Row = tuple[str, str, str, str]  # group, name, value, interval
+
+SAME_LENGTH = 1e-5  # a spread of norms below this is rounding
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Verification with its intervals, identification and geometry of one set; see each for its numbers."""
+    """Verification with its intervals, identification and geometry of one set; see each for its numbers.
+
+    open_set  with one sample of every second identity enrolled, as `half_enrolled` draws them
+    """
 
     verification: Verification
     identification: Identification
     geometry: Geometry
+    open_set: OpenSet
     confidence: float | None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers for JSON, without the arrays by sample; NaN is None."""
-        v, g = self.verification, asdict(self.geometry)
+        g = asdict(self.geometry)
         if self.geometry.prototypes is not None:
             for name in ("classes", "margin", "worst"):
                 del g["prototypes"][name]
             g["prototypes"]["margin"] = float(self.geometry.prototypes.margin.mean())
             g["prototypes"]["worst"] = float(self.geometry.prototypes.worst.min())
-        verified = {f.name: getattr(v, f.name) for f in fields(v) if f.name != "curve"}
         found = {
-            "verification": verified | {"supported": v.supported, "confidence": self.confidence},
+            "verification": verification_dict(self.verification, self.confidence),
             "identification": {name: getattr(self.identification, name) for name in ("rank", "map", "queries")},
+            "open_set": {f.name: getattr(self.open_set, f.name) for f in fields(OpenSet) if f.name != "curve"},
             "geometry": g,
         }
-        plain: dict[str, Any] = _plain(found)
-        return plain
+        result: dict[str, Any] = plain(found)
+        return result
 
     def rows(self) -> list[Row]:
         """(group, name, value, interval) for a table. Angles are in degrees here."""
-        v, i, g = self.verification, self.identification, self.geometry
-
-        def interval(name: str | float, write: Callable[[float], str] = _number) -> str:
-            if v.intervals is None or (isinstance(name, float) and not v.curve.supports(name)):
-                return ""
-            low, high = v.intervals[name]
-            return f"{write(low)} … {write(high)}"
-
-        rows = [
-            ("verification", "pairs", f"{v.genuine:,} genuine, {v.impostor:,} impostor", ""),
-            ("verification", "EER", f"{_number(v.eer)} at cosine {v.threshold:.3f}", interval("eer")),
-            ("verification", "AUC", _number(v.auc), interval("auc")),
-            ("verification", "minDCF (1 % genuine)", _cost(v.min_dcf), interval("min_dcf", _cost)),
-        ]
-        for f, tar in v.tar.items():
-            value = f"{_number(tar)} at cosine {v.thresholds[f]:.3f}"
-            if not v.curve.supports(f):
-                value = f"{_number(tar)} (too few pairs: at no false accept)"
-            rows.append(("verification", f"TAR at FAR {f:g}", value, interval(f)))
+        i, g, o = self.identification, self.geometry, self.open_set
+        rows = verification_rows(self.verification)
         rows += [("identification", f"rank-{k}", _number(share), "") for k, share in i.rank.items()]
         rows += [("identification", "mAP", _number(i.map), ""), ("identification", "queries", f"{i.queries:,}", "")]
+        rows.append(("open set", "probes", f"{o.known:,} known, {o.unknown:,} unknown", ""))
+        for f, share in o.tpir.items():
+            note = "" if o.curve.supports(f) else " (too few unknown: at no false alarm)"
+            rows.append(("open set", f"TPIR at FPIR {f:g}", f"{_number(share)}{note}", ""))
         rows += [
             ("geometry", "angle to own centre", _degrees(g.own_centre.mean), ""),
             ("geometry", "angle to nearest other centre", _degrees(g.other_centre.mean), ""),
@@ -78,10 +77,15 @@ class Evaluation:
             ("geometry", "alignment", f"{g.alignment:.4f}", ""),
             ("geometry", "uniformity", f"{g.uniformity:.4f}", ""),
             ("norms", "mean", f"{g.norms.mean:.4g}", ""),
-            ("norms", "spread within classes", _number(g.norms.within), ""),
-            ("norms", "spread between classes", _number(g.norms.between), ""),
-            ("norms", "rank correlation with own-centre cosine", f"{g.norms.correlation:.3f}", ""),
         ]
+        if max(g.norms.within, g.norms.between) < SAME_LENGTH:
+            rows.append(("norms", "spread", "none: all have one length, which says nothing", ""))
+        else:
+            rows += [
+                ("norms", "spread within classes", _number(g.norms.within), ""),
+                ("norms", "spread between classes", _number(g.norms.between), ""),
+                ("norms", "rank correlation with own-centre cosine", f"{g.norms.correlation:.3f}", ""),
+            ]
         p = g.prototypes
         if p is not None:
             rows += [
@@ -114,7 +118,66 @@ def evaluate(
     against = prototypes_of(s, prototypes, margin)
     verified = _verification(s, far, confidence, method, None)
     identified = _identification(s, k, None)
-    return Evaluation(verified, identified, _geometry(s, verified.curve, identified, against), confidence)
+    x, y = torch.as_tensor(features).detach(), to_numpy(labels)
+    gallery, probes = half_enrolled(y)
+    watched = open_set(x[gallery], y[gallery], x[probes], y[probes])
+    laid = _geometry(s, verified.curve, identified, against)
+    return Evaluation(verified, identified, laid, watched, confidence)
+
+
+def verification_rows(v: Verification, unit: str = "cosine") -> list[Row]:
+    """Its part of the table; `unit` is what the scores are."""
+
+    def interval(name: str | float, write: Callable[[float], str] = _number) -> str:
+        if v.intervals is None or (isinstance(name, float) and not v.curve.supports(name)):
+            return ""
+        low, high = v.intervals[name]
+        return f"{write(low)} … {write(high)}"
+
+    rows = [
+        ("verification", "pairs", f"{v.genuine:,} genuine, {v.impostor:,} impostor", ""),
+        ("verification", "EER", f"{_number(v.eer)} at {unit} {v.threshold:.3f}", interval("eer")),
+        ("verification", "AUC", _number(v.auc), interval("auc")),
+        ("verification", "minDCF (1 % genuine)", _cost(v.min_dcf), interval("min_dcf", _cost)),
+    ]
+    for f, tar in v.tar.items():
+        value = f"{_number(tar)} at {unit} {v.thresholds[f]:.3f}"
+        if not v.curve.supports(f):
+            value = f"{_number(tar)} (too few pairs: at no false accept)"
+        rows.append(("verification", f"TAR at FAR {f:g}", value, interval(f)))
+    return rows
+
+
+def verification_dict(v: Verification, confidence: float | None) -> dict[str, Any]:
+    """The same for JSON, before `plain`."""
+    found = {f.name: getattr(v, f.name) for f in fields(v) if f.name != "curve"}
+    return found | {"supported": v.supported, "confidence": confidence}
+
+
+@dataclass(frozen=True)
+class Operating:
+    """What a threshold, chosen for a FAR (None: equal errors), does on a curve; the threshold in three units."""
+
+    chosen_for: float | None
+    cosine: float
+    angle_degrees: float
+    squared_l2: float
+    far: float
+    tar: float
+
+    def cells(self) -> tuple[str, ...]:
+        """For a table."""
+        wanted = "equal errors" if self.chosen_for is None else f"FAR {self.chosen_for:g}"
+        units = f"{self.cosine:.4f}", f"{self.angle_degrees:.1f}°", f"{self.squared_l2:.4f}"
+        return wanted, *units, _number(self.far), _number(self.tar)
+
+
+def operating(thresholds: Thresholds, curve: Curve) -> list[Operating]:
+    """FAR and TAR, on a curve, of thresholds that may come from other pairs: those are the honest ones."""
+    return [
+        Operating(f, t, math.degrees(cosine_to_angle(t)), float(cosine_to_squared_distance(t)), *curve.at(t))
+        for f, t in ((None, thresholds.eer), *thresholds.far.items())
+    ]
 
 
 def _number(share: float) -> str:
@@ -132,9 +195,10 @@ def _degrees(angle: float) -> str:
     return f"{math.degrees(angle):.1f}°"
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """For JSON: keys are text, tuples lists, and NaN None."""
     if isinstance(value, dict):
-        return {f"{key:g}" if isinstance(key, float) else str(key): _plain(each) for key, each in value.items()}
+        return {f"{key:g}" if isinstance(key, float) else str(key): plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [plain(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -15,6 +15,7 @@ import torch
 import hypermargin
 from hypermargin.data import Scaling
 from hypermargin.evaluate.thresholds import Thresholds
+from hypermargin.evaluate.units import cosine_to_angle, cosine_to_squared_distance
 from hypermargin.training.run import Trained
 
 KEY = "hypermargin"
@@ -38,7 +39,7 @@ def describe(
     if len(classes) > MOST_CLASSES:
         notes.append(f"names of the classes left out: there are {len(classes):,}, more than {MOST_CLASSES:,}")
     outputs = {"embedding": {"shape": ["N", config.dim], "dtype": dtype, "what": "x/|x|; compare by dot product"}}
-    outputs["norm"] = {"shape": ["N"], "dtype": "float32", "what": "|x|; short ones are of poor samples"}
+    outputs["norm"] = {"shape": ["N"], "dtype": "float32", "what": "|x|, the length of the feature"}
     if with_head:
         shape = ["N", len(classes)]
         outputs["probability"] = {"shape": shape, "dtype": "float32", "what": "of the training classes"}
@@ -108,8 +109,8 @@ def _in_all_units(thresholds: Thresholds) -> dict[str, Any]:
 
 def in_all_units(cosine: float) -> dict[str, float]:
     """A cosine c, its angle acos c, and the squared distance 2 − 2c of the unit vectors."""
-    inside = min(1.0, max(-1.0, cosine))
-    return {"cosine": cosine, "angle_degrees": math.degrees(math.acos(inside)), "squared_l2": 2 - 2 * cosine}
+    angle = math.degrees(float(cosine_to_angle(cosine)))
+    return {"cosine": cosine, "angle_degrees": angle, "squared_l2": float(cosine_to_squared_distance(cosine))}
 
 
 def thresholds_in(about: dict[str, Any]) -> Thresholds | None:

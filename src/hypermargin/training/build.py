@@ -82,7 +82,8 @@ def resolve_head(config: Config, classes: int) -> tuple[Config, tuple[str, ...]]
     """The settings with s and m written into `set`, and the advisor's reasons for those it chose.
 
     The trainer asks the advisor, since papers tuned s and m for 10,000 classes and more. Heads whose scale is the
-    length of the features have no s to choose, and keep their paper's m and λ.
+    length of the features have no s to choose, and keep their paper's m and λ; but L-Softmax takes A-Softmax's λ,
+    since its own is still above 100 after 2,000 steps (EER 4.2 against 3.4 % in benchmarks/results/heads.md).
     """
     if config.head not in FAMILY:
         create_head(config.head, config.dim, classes)  # says which there are
@@ -90,6 +91,9 @@ def resolve_head(config: Config, classes: int) -> tuple[Config, tuple[str, ...]]
     names = [f.name for f in number_fields(type(margin))]
     chosen = "scale" in config.set and any(name in config.set for name in names)
     if config.settings == "paper" or chosen or not FAMILY[config.head].unit_features:
+        late = config.head == "l-softmax" and config.settings == "advised" and config.schedule == ["paper"]
+        if late and "lam" not in config.set:
+            config = dataclasses.replace(config, schedule=["lambda"])
         return config, ()
     given = {k: v for k, v in config.set.items() if k in names}
     mine = dataclasses.replace(margin, **given) if given else margin.name  # type: ignore[type-var]  # all dataclasses

@@ -12,13 +12,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from hypermargin.data import Data, Feed, Pairs, Scaling, Split, decode_once, open_pairs, split
+from hypermargin.data import Data, Feed, Pairs, Scaling, Split, decode_once, split
 from hypermargin.data.base import Say
 from hypermargin.evaluate import from_scores
 from hypermargin.files import write_text
 from hypermargin.training import checkpoint
 from hypermargin.training.build import build_head, read_data, resolve, resolve_head, start_from
 from hypermargin.training.config import Config, from_dict, given_in, read_toml, resumed
+from hypermargin.training.evaluation import Parts, check_same, choose_thresholds, read_pairs, score_pairs
 from hypermargin.training.loop import MOST_TESTED, Trainer
 from hypermargin.training.models import create_model
 from hypermargin.training.monitor import Monitor, say
@@ -26,9 +27,9 @@ from hypermargin.training.process import left_as_found, make_repeatable
 from hypermargin.training.run import (
     About,
     RunError,
+    Trained,
     describe,
     find,
-    fingerprint,
     locked,
     read_split,
     save_split,
@@ -104,12 +105,7 @@ def _anew(config: Config, folder: Path, data: Data, network: nn.Module | None, t
 def _again(config: Config, folder: Path, data: Data, network: nn.Module | None, tell: Say) -> Trainer:
     """The run that is there, at its last whole checkpoint."""
     about = About.read(folder)
-    if about.data["fingerprint"] != fingerprint(data):
-        raise RunError(
-            f"{folder} was started on other data than {data.name} holds now: {about.data['samples']} samples of "
-            f"{about.data['classes']} identities then, {len(data)} of {len(data.classes)} now, or other labels or "
-            "pixels. Restore the data, or start a new run."
-        )
+    check_same(folder, about, data, "Restore the data, or start a new run.")
     trainer = _trainer(config, folder, data, read_split(folder / "split.npz"), about, network)
     found = checkpoint.load_last(folder / "checkpoints", tell)
     checkpoint.forget_after(folder / "checkpoints", found.step if found else -1)
@@ -153,6 +149,7 @@ def _run(trainer: Trainer, verify: dict[str, Pairs], quiet: bool) -> Result:
                 monitor.say(f"the test part cannot be measured: {error}")
         for name, pairs in verify.items():
             metrics[name] = _verify(trainer, pairs)
+        _save_thresholds(trainer, best.step, monitor.say)
         for kind, values in metrics.items():
             monitor.record(kind, trainer.total, config.epochs - 1, values)
     for bad in trainer.feed.bad.values():
@@ -166,18 +163,9 @@ def _run(trainer: Trainer, verify: dict[str, Pairs], quiet: bool) -> Result:
 
 
 def _read_pairs(config: Config, shape: tuple[int, ...]) -> dict[str, Pairs]:
-    """The pairs to verify in the end, their images resized to what the network knows."""
+    """The pairs to verify in the end."""
     images = Path(config.verify_images or config.data)
-    found = {}
-    for name in config.verify:
-        if len(shape) != 3:
-            raise ValueError(f"verify scores pairs of images; {config.data} holds vectors.")
-        pairs = open_pairs(name, images if images.is_dir() else None, on_bad=config.on_bad)
-        channels, *sides = shape
-        pairs.samples.shape = (*sides, 3) if channels == 3 else tuple(sides)
-        short = Path(name).name
-        found[name if short in found else short] = pairs
-    return found
+    return read_pairs(config.verify, images if images.is_dir() else None, shape, config.on_bad)
 
 
 def _verify(trainer: Trainer, pairs: Pairs) -> dict[str, float]:
@@ -186,15 +174,21 @@ def _verify(trainer: Trainer, pairs: Pairs) -> dict[str, float]:
     feed = Feed(pairs.samples, trainer.device, workers=config.workers or 0, on_bad=config.on_bad)
     with trainer.averaged():
         features, read = trainer.embed(feed, np.arange(len(pairs.samples)))
-    place = np.full(len(pairs.samples), -1)
-    place[read] = np.arange(len(read))
-    first, second = place[pairs.first], place[pairs.second]
-    whole = (first >= 0) & (second >= 0)
-    unit = nn.functional.normalize(features)
-    scores = (unit[first[whole]] * unit[second[whole]]).sum(1)
     trainer.feed.bad.update(feed.bad)
-    found = from_scores(scores, pairs.same[whole])
+    scores, same, _ = score_pairs(pairs, features, read)
+    found = from_scores(scores, same)
     return {"eer": found.eer, "tar": found.tar[1e-3], "auc": found.auc}
+
+
+def _save_thresholds(trainer: Trainer, step: int, say: Say) -> None:
+    """For `hypermargin verify`, from the weights that `load` gives."""
+    try:
+        with trainer.averaged():
+            network, head = trainer.network.eval(), trainer.head.eval()
+            trained = Trained(network, head, trainer.config, About.read(trainer.folder), step)
+            choose_thresholds(Parts(trained, trainer.data, trainer.split)).save(trainer.folder)
+    except Exception as error:  # whatever it is, the training is finished and its result must not be lost
+        say(f"no thresholds saved: {error}")
 
 
 def _describe(trainer: Trainer, advised: bool, tell: Say) -> None:

@@ -1,0 +1,201 @@
+"""A trained run, measured: features of its parts, thresholds for its use, and what training promised."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hypermargin import checks
+from hypermargin.data import Data, Feed, Pairs, Split, at_most, decode_once, open_pairs
+from hypermargin.data.base import Rows, Say
+from hypermargin.evaluate import Geometry, Thresholds, geometry, verification
+from hypermargin.evaluate.pairs import Truth
+from hypermargin.head import MarginHead
+from hypermargin.margins import Margin, number_fields
+from hypermargin.training.build import read_data
+from hypermargin.training.run import About, RunError, Trained, fingerprint, read_split
+
+PARTS = "test", "validation", "train"
+MOST = 50_000  # samples whose pairs are all compared: half a minute or so
+CONFUSIONS = 10
+Progress = Callable[[int, int], None]
+
+
+def silent(done: int, total: int) -> None:
+    """No progress shown."""
+
+
+class Parts:
+    """Features of a run's parts, each computed once; of an open set, and of training, `most` samples at most."""
+
+    def __init__(
+        self, trained: Trained, data: Data, split: Split, *, most: int = MOST, progress: Progress = silent
+    ) -> None:
+        checks.count("most", most, 2)
+        self.trained, self.data, self.split, self.most, self.progress = trained, data, split, most, progress
+        workers = min(trained.config.workers or 0, os.cpu_count() or 1)
+        device = trained.head.weight.device
+        self.feed = Feed(data.samples, device, workers=workers, on_bad=trained.config.on_bad)
+        self._found: dict[str, tuple[Tensor, Rows]] = {}
+
+    def rows(self, part: str) -> Rows:
+        """Of the data; empty if the run has no such part."""
+        checks.one_of("part", part, PARTS)
+        rows: Rows = getattr(self.split, part)
+        limited = self.split.open_set or part == "train"
+        return at_most(rows, self.data.labels, self.most) if limited else rows
+
+    def features(self, part: str) -> tuple[Tensor, Rows]:
+        """(N, dim) features as the network gives them, and the rows that could be read."""
+        if part not in self._found:
+            rows = self.rows(part)
+            if len(rows) == 0:
+                raise ValueError(f"part: the run has no {part} part. Take another, or other data.")
+            self._found[part] = features_of(self.trained, self.feed, rows, self.progress)
+        return self._found[part]
+
+    def compared(self, part: str) -> tuple[Tensor, Rows]:
+        """The same for pairs: `most` samples at most of any part, in whole identities; and their labels."""
+        features, rows = self.features(part)
+        labels = self.data.labels[rows]
+        kept = at_most(np.arange(len(rows), dtype=np.int64), labels, self.most)
+        return features[torch.from_numpy(kept)].to(self.trained.head.weight.device), labels[kept]
+
+
+def open_parts(
+    folder: Path, trained: Trained, *, most: int = MOST, progress: Progress = silent, say: Say = lambda _: None
+) -> Parts:
+    """The parts of the run in `folder`, from the data it was trained on, read again."""
+    config = trained.config
+    workers = min(config.workers or 0, os.cpu_count() or 1)
+    data = decode_once(read_data(config, say), memory=config.memory, workers=workers, on_bad=config.on_bad, say=say)
+    check_same(folder, trained.about, data, "Restore the data, or evaluate other data with --data.")
+    return Parts(trained, data, read_split(folder / "split.npz"), most=most, progress=progress)
+
+
+def check_same(folder: Path, about: About, data: Data, advice: str) -> None:
+    """Refuse data that a run was not trained on: the row numbers of its split would mean other samples."""
+    if about.data["fingerprint"] != fingerprint(data):
+        raise RunError(
+            f"{folder} was started on other data than {data.name} holds now: {about.data['samples']} samples of "
+            f"{about.data['classes']} identities then, {len(data)} of {len(data.classes)} now, or other labels or "
+            f"pixels. {advice}"
+        )
+
+
+def features_of(trained: Trained, feed: Feed, rows: Rows, progress: Progress = silent) -> tuple[Tensor, Rows]:
+    """Features of samples, on the CPU, and the rows that could be read."""
+    found = []
+    done = 0
+    for raw, read in feed(np.split(rows, range(256, len(rows), 256))):
+        found.append((trained.features(raw), read))
+        done += len(read)
+        progress(done, len(rows))
+    return torch.cat([f for f, _ in found]), np.concatenate([r for _, r in found])
+
+
+def choose_thresholds(parts: Parts) -> Thresholds:
+    """Measured on the validation part; on the test part where that has no pairs of both kinds."""
+    why = "it has neither a validation nor a test part."
+    for part in ("validation", "test"):
+        if len(parts.rows(part)) == 0:
+            continue
+        try:
+            features, labels = parts.compared(part)
+            found = verification(features, labels)
+        except ValueError as error:
+            why = f"{part} part: {error}"
+            continue
+        far = {f: found.thresholds[f] for f in found.supported}
+        identities = len(np.unique(labels))
+        return Thresholds(found.threshold, far, part, identities, found.genuine, found.impostor, parts.trained.step)
+    raise ValueError(f"the run gives no thresholds: {why}")
+
+
+def kept_promises(parts: Parts) -> Geometry:
+    """The training samples against the prototypes and the margin that they were trained with."""
+    features, rows = parts.features("train")
+    head = parts.trained.head
+    labels = parts.split.targets(parts.data.labels)[rows]
+    weight = head.weight.detach()
+    return geometry(features.to(weight.device), labels, prototypes=weight, margin=margin_of(head))
+
+
+def margin_of(head: MarginHead) -> Margin | None:
+    """The margin with the m that was learned, if one was; None if every class has its own."""
+    m = head.current_margins()
+    if m is None or head.margin.m is None:
+        return head.margin
+    wide = 1 if isinstance(head.margin.m, tuple) else 0
+    if m.dim() > wide:
+        return None
+    names = [field.name for field in number_fields(type(head.margin))]
+    numbers = zip(names, m.detach().reshape(-1).tolist(), strict=True)
+    return dataclasses.replace(head.margin, **dict(numbers))  # type: ignore[type-var]  # all are dataclasses
+
+
+@dataclass(frozen=True)
+class Classification:
+    """Of samples of known classes: the mean cross-entropy, without any margin, and what is taken for what.
+
+    confused  (class, taken for, how many), most frequent first; classes by name
+    """
+
+    samples: int
+    accuracy: float
+    loss: float
+    confused: tuple[tuple[str, str, int], ...]
+
+
+@torch.no_grad()
+def classify(trained: Trained, features: Tensor, targets: Rows) -> Classification:
+    """From features and the head's class of each."""
+    head, y = trained.head, torch.from_numpy(targets)
+    block = max(1, 2**24 // head.classes)  # 64 MB of logits
+    loss, found = 0.0, []
+    for f, own in zip(torch.split(features, block), torch.split(y, block), strict=True):
+        logits = head.logits(f.to(head.weight.device)).cpu()
+        loss += float(nn.functional.cross_entropy(logits, own, reduction="sum"))
+        found.append(logits.argmax(1))
+    taken = torch.cat(found).numpy()
+    wrong = taken != targets
+    kinds, counts = np.unique(targets[wrong] * head.classes + taken[wrong], return_counts=True)
+    most = np.argsort(-counts, kind="stable")[:CONFUSIONS]
+    names = trained.classes
+    confused = tuple((names[k // head.classes], names[k % head.classes], int(n)) for k, n in zip(
+        kinds[most].tolist(), counts[most].tolist(), strict=True))  # fmt: skip
+    return Classification(len(targets), float(1 - wrong.mean()), loss / len(targets), confused)
+
+
+def read_pairs(
+    names: Sequence[str], images: Path | None, shape: tuple[int, ...], on_bad: str = "error"
+) -> dict[str, Pairs]:
+    """Files of pairs by their short names, images resized to what the network knows."""
+    found: dict[str, Pairs] = {}
+    for name in names:
+        if len(shape) != 3:
+            raise ValueError(f"{name}: pairs are of images; this network takes vectors of {shape[0]} numbers.")
+        pairs = open_pairs(name, images, on_bad=on_bad)
+        channels, *sides = shape
+        pairs.samples.shape = (*sides, 3) if channels == 3 else tuple(sides)
+        short = Path(name).name
+        found[name if short in found else short] = pairs
+    return found
+
+
+def score_pairs(pairs: Pairs, features: Tensor, read: Rows) -> tuple[Tensor, Truth, Rows | None]:
+    """Cosines, answers and folds of the pairs whose two images could be read, from the features of these."""
+    place = np.full(len(pairs.samples), -1)
+    place[read] = np.arange(len(read))
+    first, second = place[pairs.first], place[pairs.second]
+    whole = (first >= 0) & (second >= 0)
+    unit = nn.functional.normalize(features)
+    scores = (unit[first[whole]] * unit[second[whole]]).sum(1)
+    return scores, pairs.same[whole], None if pairs.fold is None else pairs.fold[whole]
