@@ -1,11 +1,9 @@
-"""`python -m benchmarks.evaluate [samples] [dim] [device]`: all pairs beside the bare product."""
+"""`python -m benchmarks.evaluate`: the same as `hypermargin bench evaluate`, writing into benchmarks/results."""
 
 import sys
-from pathlib import Path
 
-from hypermargin.bench.evaluate import as_markdown, run
+from hypermargin.cli import main
 
 if __name__ == "__main__":
-    numbers = [int(text) for text in sys.argv[1:3]]
-    device = sys.argv[3] if len(sys.argv) > 3 else "cpu"
-    print(as_markdown(run(*numbers, device=device, out=Path("benchmarks/results"))))
+    sys.argv[1:1] = ["bench", "evaluate"] + ([] if "--out" in sys.argv else ["--out", "benchmarks/results"])
+    main()

@@ -104,6 +104,29 @@ def step(
     typer.echo(as_markdown(result))
 
 
+@bench.command()
+def evaluate(
+    samples: Annotated[int, typer.Option(help="Embeddings, ten an identity.", min=20)] = 50_000,
+    dim: Annotated[int, typer.Option(help="Their dimension.", min=2)] = 512,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    threads: Annotated[int, typer.Option(help="CPU threads of torch.", min=1)] = 2,
+    rounds: Annotated[int, typer.Option(help="Interleaved rounds to time.", min=1)] = 3,
+    out: Annotated[Path | None, typer.Option(help="A folder for the JSON and the Markdown.")] = None,
+) -> None:
+    """All pairs of many embeddings, beside the bare matrix product and scikit-learn: time and memory.
+
+    \b
+    Examples:
+      hypermargin bench evaluate --samples 10000
+      hypermargin bench evaluate --out results
+    """
+    from hypermargin.bench.evaluate import as_markdown, run
+
+    with plain_errors(), _saying() as say:
+        result = run(samples, dim, device=device, threads=threads, rounds=rounds, out=out, say=say)
+    typer.echo(as_markdown(result))
+
+
 @contextmanager
 def _saying() -> Iterator[Callable[[str], None]]:
     """What is being done: one changing line in a terminal, else line after line; on stderr."""

@@ -36,13 +36,20 @@ class Parts:
     """Features of a run's parts, each computed once; of an open set, and of training, `most` samples at most."""
 
     def __init__(
-        self, trained: Trained, data: Data, split: Split, *, most: int = MOST, progress: Progress = silent
+        self,
+        trained: Trained,
+        data: Data,
+        split: Split,
+        *,
+        feed: Feed | None = None,
+        most: int = MOST,
+        progress: Progress = silent,
     ) -> None:
         checks.count("most", most, 2)
         self.trained, self.data, self.split, self.most, self.progress = trained, data, split, most, progress
         workers = min(trained.config.workers or 0, os.cpu_count() or 1)
         device = trained.head.weight.device
-        self.feed = Feed(data.samples, device, workers=workers, on_bad=trained.config.on_bad)
+        self.feed = feed or Feed(data.samples, device, workers=workers, on_bad=trained.config.on_bad)
         self._found: dict[str, tuple[Tensor, Rows]] = {}
 
     def rows(self, part: str) -> Rows:
@@ -62,7 +69,7 @@ class Parts:
         return self._found[part]
 
     def compared(self, part: str) -> tuple[Tensor, Rows]:
-        """The same for pairs: `most` samples at most of any part, in whole identities; and their labels."""
+        """Features on the run's device and their labels, to form pairs of: `most` samples at most of any part."""
         features, rows = self.features(part)
         labels = self.data.labels[rows]
         kept = at_most(np.arange(len(rows), dtype=np.int64), labels, self.most)

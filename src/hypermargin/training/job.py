@@ -186,7 +186,7 @@ def _save_thresholds(trainer: Trainer, step: int, say: Say) -> None:
         with trainer.averaged():
             network, head = trainer.network.eval(), trainer.head.eval()
             trained = Trained(network, head, trainer.config, About.read(trainer.folder), step)
-            choose_thresholds(Parts(trained, trainer.data, trainer.split)).save(trainer.folder)
+            choose_thresholds(Parts(trained, trainer.data, trainer.split, feed=trainer.feed)).save(trainer.folder)
     except Exception as error:  # whatever it is, the training is finished and its result must not be lost
         say(f"no thresholds saved: {error}")
 

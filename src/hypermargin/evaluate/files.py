@@ -1,0 +1,109 @@
+"""Embeddings and scores in numpy's files, and a curve as a table. Nothing is unpickled."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hypermargin.evaluate.curve import Curve
+from hypermargin.evaluate.thin import thin
+from hypermargin.files import replacing
+
+Array = NDArray[Any]
+EMBEDDINGS, LABELS = ("embeddings", "features"), ("labels", "label", "y")
+
+
+class Embedded(NamedTuple):
+    """(N, d) features, of their own lengths where the file knows them, and (N,) labels."""
+
+    features: Array
+    labels: Array
+
+
+class Scored(NamedTuple):
+    """(P,) scores and answers; perhaps the identities of both sides, and the fold of each pair."""
+
+    scores: Array
+    same: Array
+    identities: tuple[Array, Array] | None
+    fold: Array | None
+
+
+def read(path: str | os.PathLike[str], labels: str | os.PathLike[str] | None = None) -> Embedded | Scored:
+    """Two .npy files, embeddings and labels; or a .npz file of both, or of scores and same.
+
+    Beside embeddings of unit length, a .npz as `hypermargin embed` writes it holds their `norms`; these are
+    multiplied back. Beside scores may lie `first`, `second` (identities) and `fold`.
+    """
+    found = _load(Path(path))
+    if labels is not None:
+        one, two = found, _load(Path(labels))
+        if isinstance(one, dict) or isinstance(two, dict):
+            raise ValueError(f"{path} and {labels}: give two .npy files, or one .npz file.")
+        if one.ndim == 1 and two.ndim == 2:
+            raise ValueError(f"{path}: embeddings must have shape (rows, dim); got {one.shape}. Swap the two files.")
+        return Embedded(_numbers(one, path), two)
+    if not isinstance(found, dict):
+        raise ValueError(f"{path}: labels are missing. Give them as a second .npy file.")
+    if "scores" in found:
+        if "same" not in found:
+            raise ValueError(f"{path}: scores need an array same, whether each pair is genuine; it holds {_list(found)}.")
+        sides = (found["first"], found["second"]) if {"first", "second"} <= set(found) else None
+        return Scored(_numbers(found["scores"], path), found["same"], sides, found.get("fold"))
+    x, y = (next((found[name] for name in names if name in found), None) for names in (EMBEDDINGS, LABELS))
+    if x is None or y is None:
+        raise ValueError(
+            f"{path}: expected arrays embeddings and labels, or scores and same; it holds {_list(found)}."
+        )
+    x = _numbers(x, path)
+    if "norms" in found and x.ndim == 2 and found["norms"].shape == x.shape[:1]:
+        lengths = np.linalg.norm(x, axis=1)
+        x = x * (found["norms"] / np.where(lengths > 0, lengths, 1))[:, None].astype(x.dtype)
+    return Embedded(x, y)
+
+
+def write_curve(path: Path, curve: Curve, far: Sequence[float]) -> None:
+    """threshold, FAR and TAR as CSV, 2,000 lines at most: all at each FAR of `far`, the rest thinned out."""
+    points = thin(curve, far)
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+        lines = csv.writer(file, lineterminator="\n")
+        lines.writerow(("threshold", "far", "tar"))
+        lines.writerows(zip(
+            [curve.threshold(k) for k in points.tolist()], curve.far[points].tolist(), curve.tar[points].tolist(),
+            strict=True,
+        ))  # fmt: skip
+
+
+def _load(path: Path) -> Array | dict[str, Array]:
+    if path.suffix not in (".npy", ".npz"):
+        raise ValueError(f"{path}: expected a .npy or .npz file, or a run's folder.")
+    if not path.is_file():
+        raise ValueError(f"{path}: there is no such file.")
+    try:
+        with path.open("rb") as file:
+            found = np.load(file, allow_pickle=False)
+            return {name: found[name] for name in found.files} if path.suffix == ".npz" else np.asarray(found)
+    except Exception as error:  # zipfile, zlib and numpy's header parser raise many kinds on damaged files
+        if "allow_pickle" in str(error):
+            raise ValueError(
+                f"{path}: it holds Python objects, which are not read, because they can run any program. "
+                "Save plain numbers or strings, as in np.array(labels, dtype=str)."
+            ) from None
+        raise ValueError(f"{path}: not a readable {path.suffix} file ({type(error).__name__}: {error}).") from None
+
+
+def _numbers(array: Array, path: str | os.PathLike[str]) -> Array:
+    if array.dtype.kind not in "iuf":
+        raise ValueError(f"{path}: embeddings and scores must be numbers; got {array.dtype}.")
+    wide = np.float64 if array.dtype.kind == "f" and array.dtype.itemsize >= 8 else np.float32
+    return np.ascontiguousarray(array, dtype=wide)
+
+
+def _list(found: dict[str, Array]) -> str:
+    return ", ".join(f"{name} {array.shape}" for name, array in found.items()) or "nothing"
