@@ -23,6 +23,7 @@ from hypermargin.cli import (  # noqa: F401  # importing a command registers it
     bench,
     data,
     embed,
+    evaluate,
     export,
     train,
     verify,

@@ -50,7 +50,9 @@ def hypermargin(
     \b
     Examples:
       hypermargin train --data glyphs --head arcface --out runs/first
-      hypermargin verify runs/first a.png b.png --threshold 0.4
+      hypermargin evaluate runs/first
+      hypermargin evaluate embeddings.npy labels.npy --out evaluation
+      hypermargin verify runs/first a.png b.png
       hypermargin embed runs/first photos/ -o embeddings.npz
       hypermargin export runs/first --format onnx
       hypermargin data photos/ --out photos.npz

@@ -47,13 +47,17 @@ def read(path: str | os.PathLike[str], labels: str | os.PathLike[str] | None = N
         if isinstance(one, dict) or isinstance(two, dict):
             raise ValueError(f"{path} and {labels}: give two .npy files, or one .npz file.")
         if one.ndim == 1 and two.ndim == 2:
-            raise ValueError(f"{path}: embeddings must have shape (rows, dim); got {one.shape}. Swap the two files.")
+            raise ValueError(
+                f"{path}: embeddings must have shape (rows, dim); got {one.shape}. Swap the two files."
+            )
         return Embedded(_numbers(one, path), two)
     if not isinstance(found, dict):
         raise ValueError(f"{path}: labels are missing. Give them as a second .npy file.")
     if "scores" in found:
         if "same" not in found:
-            raise ValueError(f"{path}: scores need an array same, whether each pair is genuine; it holds {_list(found)}.")
+            raise ValueError(
+                f"{path}: scores need an array same, whether each pair is genuine; it holds {_list(found)}."
+            )
         sides = (found["first"], found["second"]) if {"first", "second"} <= set(found) else None
         return Scored(_numbers(found["scores"], path), found["same"], sides, found.get("fold"))
     x, y = (next((found[name] for name in names if name in found), None) for names in (EMBEDDINGS, LABELS))

@@ -84,7 +84,7 @@ class Evaluation:
             rows += [
                 ("norms", "spread within classes", _number(g.norms.within), ""),
                 ("norms", "spread between classes", _number(g.norms.between), ""),
-                ("norms", "rank correlation with own-centre cosine", f"{g.norms.correlation:.3f}", ""),
+                ("norms", "rank correlation with own-centre cosine", _correlation(g.norms.correlation), ""),
             ]
         p = g.prototypes
         if p is not None:
@@ -189,6 +189,10 @@ def _number(share: float) -> str:
 
 def _cost(value: float) -> str:
     return f"{value:.4f}"
+
+
+def _correlation(value: float) -> str:
+    return "none: one of them is constant" if math.isnan(value) else f"{value:.3f}"
 
 
 def _degrees(angle: float) -> str:

@@ -14,7 +14,7 @@ from hypermargin.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.figure import FigureBase
 
 # Okabe and Ito's colours, in the order in which they are used.
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY, YELLOW = (
@@ -30,13 +30,12 @@ class Display:
     """`plot(ax)` draws and returns itself, with `ax_` and `figure_`; `save(path)` writes a file."""
 
     ax_: Axes
-    figure_: Figure
+    figure_: FigureBase
 
     def plot(self, ax: Axes | None = None) -> Self:
         """On these axes, or on new ones."""
         self.ax_ = new_axes() if ax is None else ax
-        figure = self.ax_.get_figure(root=False) if ax is not None else self.ax_.figure
-        self.figure_ = figure  # type: ignore[assignment]  # a SubFigure saves through its figure
+        self.figure_ = self.ax_.figure
         self.draw(self.ax_)
         return self
 
@@ -46,9 +45,10 @@ class Display:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """The picture by itself, in the format that the ending names; whole or not at all."""
-        self.plot()
+        ax = new_axes()
+        self.plot(ax)
         with replacing(Path(path)) as temporary:
-            self.figure_.savefig(temporary, dpi=DPI)
+            ax.get_figure().savefig(temporary, dpi=DPI)  # type: ignore[union-attr]  # new axes have one
 
 
 def new_axes(size: tuple[float, float] = SIZE) -> Axes:
@@ -63,7 +63,9 @@ def new_axes(size: tuple[float, float] = SIZE) -> Axes:
         ) from None
     figure = Figure(figsize=size, layout="constrained", facecolor=GROUND)
     FigureCanvasAgg(figure)
-    return figure.add_subplot()
+    ax = figure.add_subplot()
+    ax.set_prop_cycle(color=CYCLE)
+    return ax
 
 
 def dress(ax: Axes, *, xlabel: str, ylabel: str, title: str = "") -> None:
@@ -83,7 +85,11 @@ def legend(ax: Axes, **options: Any) -> None:
     """What has a label, if anything has."""
     handles, labels = ax.get_legend_handles_labels()
     if labels:
-        ax.legend(handles, labels, **{"frameon": False, "fontsize": 9, **options})
+        ax.legend(
+            handles,
+            labels,
+            **{"fontsize": 9, "facecolor": GROUND, "edgecolor": "none", "framealpha": 0.9, **options},
+        )
 
 
 def percent(share: float) -> str:

@@ -1,0 +1,172 @@
+"""What `hypermargin evaluate` says of a run's part, of embeddings, of pairs: for the screen, for JSON, to draw."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from hypermargin.cli._tables import Section
+from hypermargin.data import Feed, Pairs
+from hypermargin.evaluate import Thresholds, Verification, evaluate, from_scores, kfold, operating
+from hypermargin.evaluate.files import Scored
+from hypermargin.evaluate.pairs import Values
+from hypermargin.evaluate.report import SAME_LENGTH, verification_dict, verification_rows
+from hypermargin.training import Trained
+from hypermargin.training.evaluation import Parts, classify, features_of, kept_promises, margin_of, score_pairs
+from hypermargin.training.monitor import say
+
+
+@dataclass
+class Findings:
+    """Sections to show, a document to write, and what pictures need."""
+
+    confidence: float | None
+    sections: list[Section] = field(default_factory=list)
+    document: dict[str, Any] = field(default_factory=dict)
+    verification: Verification | None = None
+    thresholds: dict[str, float] = field(default_factory=dict)
+    samples: tuple[Values, Values] | None = None  # features of different lengths, and their labels
+    unit: str = "cosine"
+
+    def add_part(self, parts: Parts, part: str, known: Thresholds | None) -> None:
+        """A part of a run's data; of classes that the head knows also what it takes them for."""
+        all_rows, rows = getattr(parts.split, part), parts.rows(part)
+        if len(rows) < len(all_rows):
+            say(f"of the {part} part's {len(all_rows):,} samples {len(rows):,} are taken, in whole identities")
+        familiar = not parts.split.open_set or part == "train"
+        if familiar:
+            features, rows = parts.features(part)
+            self._add_classes(parts.trained, features, parts.split.targets(parts.data.labels)[rows])
+        try:
+            features, labels = parts.compared(part)
+            options: dict[str, Any] = {}
+            if familiar:
+                head, labels = parts.trained.head, parts.split.targets(labels)
+                options = {"prototypes": head.weight.detach(), "margin": margin_of(head)}
+            self.add_samples(features, labels, known, f"the {part} part", **options)
+        except ValueError as error:
+            if not familiar:
+                raise ValueError(f"the {part} part: {error}") from None
+            say(f"the {part} part has no pairs to compare: {error}")
+        try:
+            self._add_training(parts)
+        except ValueError as error:
+            say(f"the training samples are not looked at: {error}")
+        for bad in parts.feed.bad.values():
+            say(f"left out: {bad}")
+
+    def _add_classes(self, trained: Trained, features: Tensor, targets: Any) -> None:
+        found = classify(trained, features, targets)
+        self.document["classification"] = dataclasses.asdict(found)
+        lines = [
+            ("samples", f"{found.samples:,}"),
+            ("accuracy", f"{100 * found.accuracy:.2f} %"),
+            ("loss, without margin", f"{found.loss:.4f}"),
+            *(("confused", f"{a} taken for {b}: {count:,}") for a, b, count in found.confused),
+        ]
+        self.sections.append(Section("classification", (), lines))
+
+    def _add_training(self, parts: Parts) -> None:
+        """Did training do what it promised, to the samples it was done with?"""
+        found = kept_promises(parts)
+        near, norms = found.prototypes, found.norms
+        assert near is not None  # they were given
+        self.document["training"] = {
+            "samples": found.samples,
+            "of": len(parts.split.train),
+            "met": near.met,
+            "nearer_to_own": near.accuracy,
+            "separated": found.separated,
+            "norms": {"mean": norms.mean, "within": norms.within, "between": norms.between},
+        }
+        lines = [
+            ("samples", f"{found.samples:,} of {len(parts.split.train):,}"),
+            (
+                f"meet the margin {parts.trained.head.margin}",
+                "not known: every class has its own" if near.met is None else f"{100 * near.met:.2f} %",
+            ),
+            ("nearer to their own prototype", f"{100 * near.accuracy:.2f} %"),
+            ("classes farther apart than wide", f"{100 * found.separated:.2f} %"),
+            ("norms", f"{norms.mean:.4g}, spread within classes {100 * norms.within:.1f} %"),
+        ]
+        self.sections.append(Section("the training samples: was the promise kept?", (), lines))
+
+    def add_samples(
+        self, features: Values, labels: Values, known: Thresholds | None, what: str, **options: Any
+    ) -> None:
+        """Everything about labelled features, at `known` thresholds or at their own; `options` as in `evaluate`."""
+        result = evaluate(features, labels, confidence=self.confidence, **options)
+        v, g = result.verification, result.geometry
+        own = Thresholds(
+            v.threshold, {f: v.thresholds[f] for f in v.supported}, what, g.identities, v.genuine, v.impostor, 0
+        )
+        chosen = known or own
+        points = operating(chosen, v.curve)
+        self.verification, self.thresholds = v, _named(chosen)
+        self.samples = (features, labels) if max(g.norms.within, g.norms.between) >= SAME_LENGTH else None
+        self.document |= result.to_dict()
+        self.document["thresholds"] = {
+            "chosen_on": chosen.part,
+            "impostor": chosen.impostor,
+            "points": [dataclasses.asdict(point) for point in points],
+        }
+        rows = result.rows()
+        for group in dict.fromkeys(row[0] for row in rows):
+            if group != "verification":
+                self.sections.append(Section(group, (), [row[1:3] for row in rows if row[0] == group]))
+                continue
+            title = f"verification: {what}, {g.samples:,} samples of {g.identities:,} identities"
+            self.sections.append(Section(title, self._columns(), [row[1:] for row in rows if row[0] == group]))
+            where = "the same pairs, which flatters them"
+            if known is not None and f"the {known.part} part" != what:
+                where = f"the {known.part} part ({known.impostor:,} impostor pairs), measured on {what}"
+            columns = "chosen for", "cosine", "angle", "squared L2", "FAR", "TAR"
+            title = f"thresholds chosen on {where}"
+            self.sections.append(Section(title, columns, [point.cells() for point in points]))
+
+    def add_pairs(self, name: str, pairs: Pairs, trained: Trained) -> None:
+        """Pairs of images; whose they are is not in the file, so intervals are over pairs."""
+        feed = Feed(pairs.samples, trained.head.weight.device, on_bad=trained.config.on_bad)
+        features, read = features_of(trained, feed, np.arange(len(pairs.samples)))
+        scores, same, fold = score_pairs(pairs, features, read)
+        found = from_scores(scores, same, confidence=self.confidence)
+        self.document.setdefault("pairs", {})[name] = self._add_given(name, found, scores, same, fold)
+        for bad in (*pairs.bad, *feed.bad.values()):
+            say(f"left out: {bad}")
+
+    def add_scores(self, given: Scored) -> None:
+        """Somebody's scores, of whatever unit."""
+        self.unit = "score"
+        found = from_scores(given.scores, given.same, identities=given.identities, confidence=self.confidence)
+        whose = "identities" if given.identities else "pairs"
+        title = f"verification, intervals over {whose}" if self.confidence else "verification"
+        self.document |= self._add_given(title, found, given.scores, given.same, given.fold)
+        self.verification = found
+        far = {f: found.thresholds[f] for f in found.supported}
+        self.thresholds = _named(Thresholds(found.threshold, far, "", 0, found.genuine, found.impostor, 0))
+
+    def _add_given(
+        self, title: str, found: Verification, scores: Values, same: Values, fold: Values | None
+    ) -> dict[str, Any]:
+        rows = [row[1:] for row in verification_rows(found, self.unit)]
+        document = {"verification": verification_dict(found, self.confidence)}
+        if fold is not None or len(scores) >= 10:
+            folds = kfold(scores, same, 10 if fold is None else fold)
+            document["folds"] = dataclasses.asdict(folds)
+            kind = f"its {len(folds.accuracies)}" if fold is not None else "ten contiguous"
+            rows.append(
+                (f"accuracy over {kind} folds", f"{100 * folds.accuracy:.2f} ± {100 * folds.error:.2f} %", "")
+            )
+        self.sections.append(Section(title, self._columns(), rows))
+        return document
+
+    def _columns(self) -> tuple[str, ...]:
+        return ("", "", f"{100 * self.confidence:g} % interval") if self.confidence else ()
+
+
+def _named(chosen: Thresholds) -> dict[str, float]:
+    return {"equal errors": chosen.eer, **{f"FAR {f:g}": threshold for f, threshold in chosen.far.items()}}

@@ -1,0 +1,11 @@
+"""Pictures, in scikit-learn's manner: a Display is computed once and drawn on any axes.
+
+RocDisplay.of(found).plot(ax)          on axes of yours; without `ax` on new ones, then in `.ax_` and `.figure_`
+RocDisplay.of(found).save("roc.png")   as a file
+"""
+
+from hypermargin.plots.norms import NormsDisplay
+from hypermargin.plots.style import Display
+from hypermargin.plots.verification import DetDisplay, RocDisplay, ScoresDisplay
+
+__all__ = ["DetDisplay", "Display", "NormsDisplay", "RocDisplay", "ScoresDisplay"]

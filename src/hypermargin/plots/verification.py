@@ -1,0 +1,172 @@
+"""Verification seen: the ROC, the DET curve, and the scores of both kinds of pairs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import NormalDist
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hypermargin.evaluate import Curve, Verification, thin
+from hypermargin.evaluate.pairs import Counts, Floats
+from hypermargin.plots.style import BLUE, DASHES, FAINT, GROUND, INK, RED, Display, dress, legend, percent
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+DET_TICKS = 1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.05, 0.2, 0.5
+
+
+@dataclass(eq=False)
+class RocDisplay(Display):
+    """TAR over FAR, FAR on a log axis: what is accepted of the right pairs, at the price of which wrong ones.
+
+    far, tar   operating points, 2,000 at most
+    intervals  by FAR f: (TAR, low, high), where the pairs can show f
+    impostors  pairs, A: the curve begins at 1/A
+    """
+
+    far: Floats
+    tar: Floats
+    auc: float
+    impostors: int
+    intervals: Mapping[float, tuple[float, float, float]] = field(default_factory=dict)
+    name: str = ""
+
+    @classmethod
+    def of(cls, found: Verification, name: str = "") -> RocDisplay:
+        """From what `verification` or `from_scores` found; with their intervals, if they were asked for."""
+        points = thin(found.curve, list(found.tar))
+        known = found.intervals or {}
+        whiskers = {f: (found.tar[f], *known[f]) for f in found.supported if f in known}
+        return cls(found.curve.far[points], found.curve.tar[points], found.auc, found.impostor, whiskers, name)
+
+    def draw(self, ax: Axes) -> None:
+        """As steps: between two operating points the TAR is that of the stricter one."""
+        from matplotlib.ticker import FuncFormatter
+
+        least = 10.0 ** math.floor(math.log10(1 / self.impostors) + 1e-9)
+        ax.set_xscale("log")
+        from_here = int((self.far <= 0).sum()) - 1  # the highest TAR at no false accept starts at the left edge
+        shown, tar = self.far[from_here:].clip(min=least), self.tar[from_here:]
+        (line,) = ax.plot(
+            shown, tar, drawstyle="steps-post", linewidth=1.8, label=_labelled(self.name, "AUC", self.auc)
+        )
+        if self.intervals:
+            f, (tar, low, high) = list(self.intervals), np.array(list(self.intervals.values())).T
+            ax.errorbar(
+                f, tar, [tar - low, high - tar], fmt="o", markersize=4, capsize=4, linewidth=1.3,
+                color=line.get_color(), label="at fixed FAR, with interval",
+            )  # fmt: skip
+        chance = np.geomspace(least, 1, 200)
+        ax.plot(chance, chance, color=FAINT, linewidth=0.9, linestyle=":", label="chance")
+        ax.set_xlim(least, 1)
+        ax.set_ylim(-0.02, 1.02)
+        for axis in (ax.xaxis, ax.yaxis):
+            axis.set_major_formatter(FuncFormatter(lambda share, _: percent(share)))
+        ax.xaxis.set_minor_formatter("")
+        dress(ax, xlabel="false accepts (FAR)", ylabel="true accepts (TAR)", title="ROC")
+        legend(ax, loc="lower right")
+
+
+@dataclass(eq=False)
+class DetDisplay(Display):
+    """FRR over FAR on axes of the normal distribution, where scores of two normal distributions give a line.
+
+    far, frr   operating points, 2,000 at most
+    eer        where they are equal
+    """
+
+    far: Floats
+    frr: Floats
+    eer: float
+    name: str = ""
+
+    @classmethod
+    def of(cls, found: Verification, name: str = "") -> DetDisplay:
+        """From what `verification` or `from_scores` found."""
+        points = thin(found.curve, list(found.tar))
+        return cls(found.curve.far[points], 1 - found.curve.tar[points], found.eer, name)
+
+    def draw(self, ax: Axes) -> None:
+        """With a mark at equal errors; where one error is 0 the line leaves the picture."""
+        least = 0.7 * min(
+            (float(e[e > 0].min(initial=0.01)) for e in (self.far, self.frr, np.array([self.eer]))), default=0.01
+        )
+        low, high = _probit(np.array([least, 0.62]))
+        far, frr = (_probit(error.clip(least / 10, 0.9)) for error in (self.far, self.frr))
+        (line,) = ax.plot(far, frr, linewidth=1.8, label=_labelled(self.name, "EER", self.eer))
+        ax.plot([low, high], [low, high], color=FAINT, linewidth=0.9, linestyle=":")
+        if self.eer > 0:
+            at = _probit(np.array([self.eer]))
+            ax.plot(at, at, "o", color=line.get_color(), markersize=5, markeredgecolor=GROUND)
+        else:
+            ax.text(
+                0.5, 0.5, "one threshold makes no error", transform=ax.transAxes, ha="center", color=INK,
+                bbox={"facecolor": GROUND, "edgecolor": "none"},
+            )  # fmt: skip
+        ticks = [t for t in DET_TICKS if t >= least]
+        for axis, limit in ((ax.xaxis, ax.set_xlim), (ax.yaxis, ax.set_ylim)):
+            axis.set_ticks(_probit(np.array(ticks)), [percent(t) for t in ticks])
+            limit(low, high)
+        dress(ax, xlabel="false accepts (FAR)", ylabel="false rejects (FRR)", title="DET")
+        legend(ax, loc="upper right")
+
+
+@dataclass(eq=False)
+class ScoresDisplay(Display):
+    """How the scores of genuine and of impostor pairs lie, each kind as shares of its own pairs.
+
+    edges              of the bins
+    genuine, impostor  pairs in each bin
+    thresholds         scores to draw, by what they were chosen for
+    """
+
+    edges: Floats
+    genuine: Counts
+    impostor: Counts
+    thresholds: Mapping[str, float] = field(default_factory=dict)
+    unit: str = "cosine"
+
+    @classmethod
+    def of(
+        cls,
+        curve: Curve,
+        thresholds: Mapping[str, float] | None = None,
+        *,
+        bins: int | None = None,
+        unit: str = "cosine",
+    ) -> ScoresDisplay:
+        """From a curve; as many bins as the rarer kind of pair can fill, if not given."""
+        rare = min(curve.genuines, curve.impostors)
+        wanted = bins or min(100, max(15, round(2 * rare ** (1 / 3))))
+        return cls(*curve.histogram(wanted), thresholds or {}, unit)
+
+    def draw(self, ax: Axes) -> None:
+        """Filled steps; thresholds as lines, explained beside the picture so that they never cover it."""
+        from matplotlib.ticker import FuncFormatter
+
+        for counts, name, colour in ((self.impostor, "impostor", RED), (self.genuine, "genuine", BLUE)):
+            share = counts / max(1, counts.sum())
+            ax.stairs(share, self.edges, fill=True, alpha=0.35, color=colour)
+            ax.stairs(share, self.edges, linewidth=1.4, color=colour, label=f"{name}, {counts.sum():,} pairs")
+        for k, (what, score) in enumerate(self.thresholds.items()):
+            ax.axvline(
+                score, color=INK, linewidth=1.1, linestyle=DASHES[k % len(DASHES)], label=f"{what}: {score:.3f}"
+            )
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda share, _: percent(share)))
+        ax.set_ylim(bottom=0)
+        dress(ax, xlabel=self.unit, ylabel="share of its pairs", title="Scores")
+        legend(ax, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+
+
+def _labelled(name: str, what: str, share: float) -> str:
+    return f"{name + ': ' if name else ''}{what} {percent(round(share, 5))}"
+
+
+def _probit(share: Floats) -> Floats:
+    normal = NormalDist()
+    return np.array([normal.inv_cdf(float(s)) for s in share])
