@@ -76,10 +76,10 @@ def main() -> None:
             train(plan.search(task))
         if "final" in given.studies:
             train(plan.finals(results, task))
+        if "turns" in given.studies:
+            train(plan.more_classes(results, task))
         if "untuned" in given.studies:
             train(plan.untuned(task, task_of(Spec("", task, "final", "")).train.classes))
-    if "turns" in given.studies and "omniglot" in given.tasks:
-        train(plan.turns(results))
     if "difficulty" in given.studies and "omniglot" in given.tasks:
         train(plan.difficulty(16.0) + plan.difficulty(30.0) + plan.difficulty(16.0, identities=100))
     if "quality" in given.studies and "omniglot" in given.tasks:

@@ -18,13 +18,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.heads.tasks import AUGMENT, Task
+from benchmarks.heads.tasks import AUGMENT, Task, network
 from hypermargin import create_head
 from hypermargin.data import Augment, Scaling
 from hypermargin.data.augment import DRAWS
 from hypermargin.evaluate import verification
 from hypermargin.schedule import LambdaAnnealing
-from hypermargin.training import create_model
 from hypermargin.training.optim import create_optimizer, rate
 
 CLIP = 5.0
@@ -65,7 +64,7 @@ class Run:
         device = task.train.images.device
         torch.manual_seed(spec.seed)
         shape = (1, *task.train.images.shape[1:])
-        self.network = create_model("lenet++", shape, spec.dim, width=spec.width).to(device).train()
+        self.network = network(spec.task, shape, spec.dim, spec.width).to(device).train()
         overrides = dict(spec.set)
         if spec.lam_floor is not None:
             overrides["schedule"] = LambdaAnnealing(floor=spec.lam_floor)

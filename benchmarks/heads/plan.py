@@ -14,11 +14,10 @@ from hypermargin.family import FAMILY
 from hypermargin.margins import number_fields
 
 SEEDS = 0, 1, 2
-EPOCHS = {"omniglot": 30, "omniglot-turns": 20, "audiomnist": 10, "mnist": 8, "fashion-mnist": 8}
-DECAYS = 0.05, 0.5, 3.0
+EPOCHS = {"omniglot": 30, "omniglot-turns": 20, "audiomnist": 5, "mnist": 4, "fashion-mnist": 4}
 
 # Six settings a head: overrides of the head, and the floor of λ. am-softmax is cosface and sphereface is a-softmax
-# under other names.
+# under other names. For hundreds of classes, and for few.
 Setting = tuple[dict[str, Any], float | None]
 MULTIPLICATIVE: list[Setting] = [
     ({"m": 1.35, "lam": 0.0}, None),
@@ -28,58 +27,75 @@ MULTIPLICATIVE: list[Setting] = [
     ({"m": 4.0}, 5.0),
     ({"m": 4.0}, 20.0),
 ]
-SETTINGS: dict[str, list[Setting]] = {
-    "l-softmax": MULTIPLICATIVE,
-    "a-softmax": MULTIPLICATIVE,
-    "normface": [({"scale": s, "learn_scale": False}, None) for s in (4.0, 6.0, 8.0, 12.0, 16.0, 30.0)],
-    "cosface": [
-        ({"scale": s, "m": m}, None)
-        for s, m in ((6.0, 0.1), (10.0, 0.1), (10.0, 0.2), (16.0, 0.2), (16.0, 0.35), (30.0, 0.35))
-    ],
-    "arcface": [
-        ({"scale": s, "m": m}, None)
-        for s, m in ((6.0, 0.2), (10.0, 0.2), (10.0, 0.5), (16.0, 0.3), (16.0, 0.5), (30.0, 0.5))
-    ],
-    "combined": [
-        ({"scale": s, "m1": m1, "m2": m2, "m3": m3}, None)
-        for s, m1, m2, m3 in (
-            (6.0, 1.0, 0.1, 0.05),
-            (10.0, 1.0, 0.1, 0.1),
-            (10.0, 1.0, 0.3, 0.2),
-            (16.0, 1.0, 0.3, 0.2),
-            (16.0, 1.2, 0.1, 0.1),
-            (30.0, 1.0, 0.3, 0.2),
-        )
-    ],
+
+
+def _unit(*settings: tuple[float, dict[str, float]]) -> list[Setting]:
+    """Heads with unit features, by s and margin; NormFace with a fixed s, so that the search is over it."""
+    return [({"scale": float(s), **m, **({} if m else {"learn_scale": False})}, None) for s, m in settings]
+
+
+def _m(*values: float) -> dict[str, float]:
+    return {"m": values[0]} if len(values) == 1 else dict(zip(("m1", "m2", "m3"), values, strict=True))
+
+
+SETTINGS: dict[str, list[Setting]] = {"l-softmax": MULTIPLICATIVE, "a-softmax": MULTIPLICATIVE}
+MANY = SETTINGS | {
+    "normface": _unit((4, {}), (6, {}), (8, {}), (12, {}), (16, {}), (30, {})),
+    "cosface": _unit((6, _m(0.1)), (10, _m(0.1)), (10, _m(0.2)), (16, _m(0.2)), (16, _m(0.35)), (30, _m(0.35))),
+    "arcface": _unit((6, _m(0.2)), (10, _m(0.2)), (10, _m(0.5)), (16, _m(0.3)), (16, _m(0.5)), (30, _m(0.5))),
+    "combined": _unit(
+        (6, _m(1.0, 0.1, 0.05)),
+        (10, _m(1.0, 0.1, 0.1)),
+        (10, _m(1.0, 0.3, 0.2)),
+        (16, _m(1.0, 0.3, 0.2)),
+        (16, _m(1.2, 0.1, 0.1)),
+        (30, _m(1.0, 0.3, 0.2)),
+    ),
+}
+FEW = SETTINGS | {
+    "normface": _unit((3, {}), (4, {}), (6, {}), (8, {}), (12, {}), (16, {})),
+    "cosface": _unit((4, _m(0.1)), (4, _m(0.2)), (6, _m(0.1)), (10, _m(0.1)), (10, _m(0.2)), (16, _m(0.2))),
+    "arcface": _unit((4, _m(0.2)), (4, _m(0.5)), (6, _m(0.2)), (10, _m(0.2)), (10, _m(0.5)), (16, _m(0.3))),
+    "combined": _unit(
+        (4, _m(1.0, 0.1, 0.05)),
+        (6, _m(1.0, 0.1, 0.05)),
+        (10, _m(1.0, 0.1, 0.1)),
+        (10, _m(1.0, 0.3, 0.2)),
+        (16, _m(1.0, 0.3, 0.2)),
+        (16, _m(1.2, 0.1, 0.1)),
+    ),
 }
 HEADS = ("softmax", "l-softmax", "modified-softmax", "a-softmax", "normface", "cosface", "arcface", "combined")
 
 
 def _base(study: str, task: str, stage: str) -> Spec:
     batch, lr = (512, 0.004) if task in CLOSED else (256, 0.003)
-    width = 32 if task.startswith("omniglot") else 16
-    return Spec(study, task, stage, "", lr=lr, epochs=EPOCHS[task], batch=batch, width=width)
+    width = {"omniglot": 32, "audiomnist": 8}.get(task, 16)
+    precision = "bfloat16" if task in CLOSED else "float32"
+    return Spec(study, task, stage, "", lr=lr, epochs=EPOCHS[task], batch=batch, width=width, precision=precision)
 
 
 def search(task: str) -> list[Spec]:
-    """Open sets: eighteen settings a head. Closed sets: six, with the usual weight decay but for plain softmax."""
+    """As many settings for every head: 18 on Omniglot, twelve on AudioMNIST, six on the closed sets."""
     base = _base("search", task, "select")
+    settings = MANY if task == "omniglot" else FEW
+    decays = {"omniglot": (0.05, 0.5, 3.0), "audiomnist": (3.0,)}.get(task, (0.05,))
+    rates = (base.lr / 2, base.lr, 2 * base.lr) if task == "omniglot" else (base.lr,)
     found = []
-    for head in HEADS:
-        if head in SETTINGS:
-            decays = (0.05,) if task in CLOSED else DECAYS
-            found += [
-                replace(base, head=head, set=values, lam_floor=floor, weight_decay=decay)
-                for values, floor in SETTINGS[head]
-                for decay in decays
-            ]
-        else:  # nothing to choose but the optimiser's numbers
-            rates = (base.lr,) if task in CLOSED else (base.lr / 2, base.lr, 2 * base.lr)
-            found += [
-                replace(base, head=head, lr=lr, weight_decay=decay)
-                for lr in rates
-                for decay in (0.05, 0.2, 0.5, 1.0, 3.0, 6.0)
-            ]
+    for epochs in (3, 8) if task == "audiomnist" else (base.epochs,):
+        for head in HEADS:
+            if head in settings:
+                found += [
+                    replace(base, head=head, set=values, lam_floor=floor, weight_decay=decay, epochs=epochs)
+                    for values, floor in settings[head]
+                    for decay in decays
+                ]
+            else:  # nothing to choose but the optimiser's numbers
+                found += [
+                    replace(base, head=head, lr=lr, weight_decay=decay, epochs=epochs)
+                    for lr in rates
+                    for decay in (0.05, 0.2, 0.5, 1.0, 3.0, 6.0)
+                ]
     return found
 
 
@@ -103,13 +119,11 @@ def finals(results: list[dict[str, Any]], task: str, heads: Iterable[str] = HEAD
     return [replace(s, study="final", stage="final", seed=seed) for s in chosen if s for seed in SEEDS]
 
 
-def turns(results: list[dict[str, Any]]) -> list[Spec]:
-    """Omniglot with quarter turns as classes, at the settings chosen without."""
-    heads = "softmax", "normface", "arcface"
-    return [
-        replace(s, study="turns", task="omniglot-turns", epochs=EPOCHS["omniglot-turns"])
-        for s in finals(results, "omniglot", heads)
-    ]
+def more_classes(results: list[dict[str, Any]], task: str) -> list[Spec]:
+    """Changed copies as classes of their own, quarter turns or warped voices, at the settings chosen without."""
+    name = {"omniglot": "omniglot-turns", "audiomnist": "audiomnist-warped"}.get(task)
+    chosen = finals(results, task, ("softmax", "normface", "arcface")) if name else []
+    return [replace(s, study="turns", task=name, epochs=EPOCHS.get(name, s.epochs)) for s in chosen]
 
 
 def untuned(task: str, classes: int) -> list[Spec]:

@@ -90,7 +90,7 @@ def effects(results: list[Result], task: str) -> list[str]:
         own = [r for r in runs if r["spec"]["head"] == head]
         if not own:
             continue
-        plain = head not in plan.SETTINGS
+        plain = head not in plan.MANY
 
         def name(r: Result, plain: bool = plain) -> str:
             s = Spec(**r["spec"])
@@ -205,7 +205,7 @@ def settings(spec: Spec, optimiser: bool = True) -> str:
     if spec.lam_floor is not None:
         parts.append(f"λ → {spec.lam_floor:g}")
     if optimiser:
-        parts += [f"wd {spec.weight_decay:g}"] + ([] if spec.head in plan.SETTINGS else [f"lr {spec.lr:g}"])
+        parts += [f"wd {spec.weight_decay:g}"] + ([] if spec.head in plan.MANY else [f"lr {spec.lr:g}"])
     return ", ".join(parts)
 
 

@@ -48,6 +48,8 @@ def evaluate(
     found = Findings(confidence or None)
     settings: dict[str, Any] = {"confidence": confidence, "most": most}
     with plain_errors():
+        if out is not None and out.exists() and not out.is_dir():  # now, and not after hours
+            raise ValueError(f"--out must be a folder; {out} is a file.")
         try:
             if source.is_dir():
                 if labels is not None:
@@ -61,16 +63,19 @@ def evaluate(
                 _files(found, source, labels, most, device)
         except (RunError, OSError) as error:
             raise ValueError(str(error)) from None
-        show(found.sections)
-        if out is None:
-            typer.echo("Numbers and pictures as files: add --out FOLDER.", err=True)
-            return
         about = {"format": 1, "source": source.name, "settings": settings, "versions": versions(), "date": now()}
+        written: list[str] = []
         try:
-            written = _write(out, found, about)
+            if out is not None:  # before anything is shown: `| head` ends the process
+                written = _write(out, found, about)
         except OSError as error:
             raise ValueError(f"--out: {out} cannot be written ({error}).") from None
-    typer.echo(f"{'written':<12} {', '.join(written)} in {out}")
+        finally:
+            show(found.sections)
+    if out is None:
+        typer.echo("Numbers and pictures as files: add --out FOLDER.", err=True)
+    else:
+        typer.echo(f"{'written':<12} {', '.join(written)} in {out}")
 
 
 def _run(
@@ -83,7 +88,7 @@ def _run(
     from hypermargin.evaluate import Thresholds
     from hypermargin.shipping.model import _device
     from hypermargin.training import load
-    from hypermargin.training.evaluation import PARTS, choose_thresholds, open_parts, read_pairs
+    from hypermargin.training.evaluation import MOST, PARTS, choose_thresholds, open_parts, read_pairs
     from hypermargin.training.monitor import say
 
     checks.one_of("--part", part, PARTS)
@@ -103,7 +108,8 @@ def _run(
             parts = open_parts(folder, trained, most=most, progress=progress, say=say)
             try:
                 known = choose_thresholds(parts)
-                known.save(folder)
+                if most >= MOST:  # a quick look must not decide what `verify` uses
+                    known.save(folder)
             except ValueError as error:
                 known = None
                 say(str(error))

@@ -22,7 +22,7 @@ BLUE, ORANGE, GREEN, RED, PURPLE, SKY, YELLOW = (
 )  # fmt: skip
 CYCLE = BLUE, RED, GREEN, PURPLE, ORANGE, SKY
 INK, FAINT, GROUND = "#222222", "#888888", "white"
-DASHES = "-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3))
+DASHES = "-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)), (0, (9, 3))
 SIZE, DPI = (6.4, 4.4), 150
 
 
@@ -82,14 +82,12 @@ def dress(ax: Axes, *, xlabel: str, ylabel: str, title: str = "") -> None:
 
 
 def legend(ax: Axes, **options: Any) -> None:
-    """What has a label, if anything has."""
+    """What has a label, each once, if anything has."""
     handles, labels = ax.get_legend_handles_labels()
-    if labels:
-        ax.legend(
-            handles,
-            labels,
-            **{"fontsize": 9, "facecolor": GROUND, "edgecolor": "none", "framealpha": 0.9, **options},
-        )
+    named = dict(zip(labels, handles, strict=True))
+    if named:
+        look: dict[str, Any] = {"fontsize": 9, "facecolor": GROUND, "edgecolor": "none", "framealpha": 0.9}
+        ax.legend(list(named.values()), list(named), **(look | options))
 
 
 def percent(share: float) -> str:

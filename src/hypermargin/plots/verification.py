@@ -17,6 +17,7 @@ from hypermargin.plots.style import BLUE, DASHES, FAINT, GROUND, INK, RED, Displ
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+WORST = 0.62  # errors above are not shown in a DET curve
 DET_TICKS = 1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.05, 0.2, 0.5
 
 
@@ -49,6 +50,7 @@ class RocDisplay(Display):
         from matplotlib.ticker import FuncFormatter
 
         least = 10.0 ** math.floor(math.log10(1 / self.impostors) + 1e-9)
+        left = min(least, ax.get_xlim()[0]) if ax.lines else least  # a second curve must not cut the first
         ax.set_xscale("log")
         from_here = int((self.far <= 0).sum()) - 1  # the highest TAR at no false accept starts at the left edge
         shown, tar = self.far[from_here:].clip(min=least), self.tar[from_here:]
@@ -63,10 +65,9 @@ class RocDisplay(Display):
             )  # fmt: skip
         chance = np.geomspace(least, 1, 200)
         ax.plot(chance, chance, color=FAINT, linewidth=0.9, linestyle=":", label="chance")
-        ax.set_xlim(least, 1)
+        ax.set_xlim(left, 1)
         ax.set_ylim(-0.02, 1.02)
-        for axis in (ax.xaxis, ax.yaxis):
-            axis.set_major_formatter(FuncFormatter(lambda share, _: percent(share)))
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda share, _: percent(share)))
         ax.xaxis.set_minor_formatter("")
         dress(ax, xlabel="false accepts (FAR)", ylabel="true accepts (TAR)", title="ROC")
         legend(ax, loc="lower right")
@@ -93,10 +94,11 @@ class DetDisplay(Display):
 
     def draw(self, ax: Axes) -> None:
         """With a mark at equal errors; where one error is 0 the line leaves the picture."""
-        least = 0.7 * min(
-            (float(e[e > 0].min(initial=0.01)) for e in (self.far, self.frr, np.array([self.eer]))), default=0.01
-        )
-        low, high = _probit(np.array([least, 0.62]))
+        seen = (self.far < WORST) & (self.frr < WORST)
+        errors = np.concatenate((self.far[seen], self.frr[seen], [self.eer, 0.01]))
+        least = 0.7 * float(errors[errors > 0].min())
+        low, high = _probit(np.array([least, WORST]))
+        low = min(low, ax.get_xlim()[0]) if ax.lines else low
         far, frr = (_probit(error.clip(least / 10, 0.9)) for error in (self.far, self.frr))
         (line,) = ax.plot(far, frr, linewidth=1.8, label=_labelled(self.name, "EER", self.eer))
         ax.plot([low, high], [low, high], color=FAINT, linewidth=0.9, linestyle=":")
@@ -108,10 +110,13 @@ class DetDisplay(Display):
                 0.5, 0.5, "one threshold makes no error", transform=ax.transAxes, ha="center", color=INK,
                 bbox={"facecolor": GROUND, "edgecolor": "none"},
             )  # fmt: skip
-        ticks = [t for t in DET_TICKS if t >= least]
+        places = dict(zip(_probit(np.array(DET_TICKS)).tolist(), map(percent, DET_TICKS), strict=True))
+        ticks = {place: name for place, name in places.items() if place >= low}
         for axis, limit in ((ax.xaxis, ax.set_xlim), (ax.yaxis, ax.set_ylim)):
-            axis.set_ticks(_probit(np.array(ticks)), [percent(t) for t in ticks])
+            axis.set_ticks(list(ticks), list(ticks.values()))
             limit(low, high)
+        if len(ticks) > 6:
+            ax.tick_params(axis="x", rotation=30)
         dress(ax, xlabel="false accepts (FAR)", ylabel="false rejects (FRR)", title="DET")
         legend(ax, loc="upper right")
 
