@@ -24,7 +24,7 @@ from hypermargin import cli
 from hypermargin.cli import train as train_command
 from hypermargin.data import Data, DataError, from_arrays
 from hypermargin.training import Config, DivergedError, RunError, load, train, watch
-from hypermargin.training.build import build_head, resolve_head
+from hypermargin.training.build import build_head, resolve, resolve_head
 from hypermargin.training.config import KINDS, from_dict, given_in, read_toml, resumed
 
 SMALL = {"dim": 8, "epochs": 4, "batch": 32, "watch": 2, "log": 4, "model": "mlp", "model_set": {"widths": [32]}}
@@ -45,6 +45,23 @@ def records(folder, kind):
 
 
 # Settings
+
+
+@pytest.mark.parametrize("head", hm.list_heads())
+@pytest.mark.parametrize("model", ["lenet++", "mlp"])
+def test_defaults_follow_the_head(head, model):
+    images = from_arrays(np.zeros((8, 8, 8), np.uint8), np.arange(8) % 4, name="zeros")
+    free = head in ("softmax", "l-softmax", "modified-softmax", "a-softmax", "sphereface")
+    config = resolve(Config(head=head, model=model, dim=8), images)
+    assert config.weight_decay == (3.0 if free and model == "lenet++" else 0.05)
+    assert resolve(Config(head=head, model=model, weight_decay=0.1), images).weight_decay == 0.1
+    assert resolve(Config(head=head, model=model, optimizer="sgd"), images).weight_decay == 5e-4
+    lam = [s.at(torch.tensor(2000.0)).lam.item() for s in build_head(resolve_head(config, 4)[0], 4).schedules]
+    assert lam == ([5.0] if head in ("l-softmax", "a-softmax", "sphereface") else [])
+    papers = resolve_head(resolve(Config(head=head, settings="paper"), images), 4)[0]
+    lam = [s.at(torch.tensor(2000.0)).lam.item() for s in build_head(papers, 4).schedules]
+    if head == "l-softmax":
+        assert lam[0] > 100
 
 
 def test_settings_survive_toml():

@@ -160,8 +160,6 @@ class Run:
         spent = time.monotonic() - self.started
         losses, right = self.losses.cpu(), self.right.cpu()
         curve = {
-            "loss": _smooth(losses),
-            "accuracy": _smooth(right),
             "first_loss": float(losses[:SMOOTH].mean()),
             "last_loss": float(losses[-SMOOTH:].mean()),
             "train_accuracy": float(right[-SMOOTH:].mean()),
@@ -239,12 +237,6 @@ def rank1(features: Tensor, labels: Tensor) -> float:
         cosines = (x[rows] @ x.T).scatter_(1, rows[:, None], -2.0)
         hits += int((labels[cosines.argmax(1)] == labels[rows]).sum())
     return hits / len(x)
-
-
-def _smooth(values: Tensor) -> list[float]:
-    """Means of SMOOTH steps, at most 64 of them."""
-    blocks = values[: len(values) // SMOOTH * SMOOTH].reshape(-1, SMOOTH).mean(1)
-    return [round(float(v), 4) for v in blocks[:: max(1, math.ceil(len(blocks) / 64))]]
 
 
 def _first(right: Tensor, level: float) -> int | None:

@@ -42,11 +42,12 @@ def read_data(config: Config, say: Say) -> Data:
 def resolve(config: Config, data: Data, network: nn.Module | None = None) -> Config:
     """The same settings with everything decided that depends on the data, the machine, or a network of your own."""
     adamw = config.optimizer == "adamw"
+    model = config.model or ("own" if network else _network_for(data.shape))
     decided: dict[str, Any] = {
-        "model": "own" if network else _network_for(data.shape),
+        "model": model,
         "augment": data.augment if len(data.shape) == 3 else "none",
         "lr": 0.002 if adamw else 0.1,
-        "weight_decay": 0.05 if adamw else 5e-4,
+        "weight_decay": _weight_decay(config.head, model) if adamw else 5e-4,
         "threads": torch.get_num_threads(),
         "workers": min(8, os.cpu_count() or 1),
     }
@@ -70,6 +71,16 @@ def _dim_of(network: nn.Module, shape: tuple[int, ...]) -> int:
         got = tuple(features.shape) if isinstance(features, torch.Tensor) else type(features).__name__
         raise ValueError(f"network must turn (N, {', '.join(map(str, shape))}) into (N, dim); got {got} for N = 2.")
     return features.shape[1]
+
+
+def _weight_decay(head: str, model: str) -> float:
+    """Of AdamW: 0.05; 3 where nothing else holds the features' length, which these heads have for a scale.
+
+    Measured on four data sets (docs/findings.md): EER of softmax on Omniglot 4.3 → 3.1 %, never worse. Only for
+    networks whose batch normalisation makes them indifferent to the length of their weights.
+    """
+    free = head in FAMILY and not FAMILY[head].unit_features
+    return 3.0 if free and model.startswith(("lenet", "iresnet")) else 0.05
 
 
 def _network_for(shape: tuple[int, ...]) -> str:

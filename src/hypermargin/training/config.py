@@ -75,7 +75,7 @@ class Config:
     optimizer: str = setting("adamw", "adamw or sgd", choices=OPTIMIZERS)
     lr: float | None = setting(None, "learning rate; default 0.002 (adamw), 0.1 (sgd)")
     head_lr: float | None = setting(None, "learning rate of the head; default lr")
-    weight_decay: float | None = setting(None, "default 0.05 (adamw), 0.0005 (sgd)")
+    weight_decay: float | None = setting(None, "default 0.05 (adamw; 3 if features have free length), 5e-4 (sgd)")
     head_weight_decay: float | None = setting(None, "weight decay of the head; default weight_decay")
     momentum: float = setting(0.9, "of sgd")
     lr_schedule: str = setting("cosine", "how the rate falls", choices=RATES)
