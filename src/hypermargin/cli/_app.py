@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Annotated
@@ -30,6 +30,31 @@ def plain_errors() -> Iterator[None]:
         if os.environ.get("HYPERMARGIN_DEBUG"):
             raise
         raise typer.BadParameter(str(error)) from None
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[int, int], None]]:
+    """A bar in a terminal, a line every tenth elsewhere."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    from hypermargin.training.monitor import say
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        told = 0
+
+        def line(done: int, total: int) -> None:
+            nonlocal told
+            if 10 * done // total > told and done < total:
+                told = 10 * done // total
+                say(f"embedded {done:,} of {total:,}")
+
+        yield line
+        return
+    with Progress(BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console) as bar:
+        task = bar.add_task("")
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _show_version(wanted: bool) -> None:

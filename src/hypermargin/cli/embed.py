@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from hypermargin.cli._app import app, plain_errors
+from hypermargin.cli._app import app, plain_errors, progress
 
 
 @app.command()
@@ -46,9 +44,9 @@ def embed(
         free_path("--out", out, ENDINGS, force)  # now, and not after hours
         try:
             model = open_model(run, **options)
-            with _progress() as progress:
+            with progress() as show:
                 found = compute(
-                    model, source, batch=batch, workers=workers, on_bad=on_bad, raw=raw, say=say, progress=progress
+                    model, source, batch=batch, workers=workers, on_bad=on_bad, raw=raw, say=say, progress=show
                 )
             found.save(out, replace=force)
         except (RunError, OSError) as error:
@@ -58,28 +56,3 @@ def embed(
     labelled = "" if found.labels is None else f" of {len(set(found.labels.tolist())):,} identities"
     typer.echo(f"{'embedded':<12} {len(found.embeddings):,} samples{labelled}, {len(found.bad):,} left out")
     typer.echo(f"{'written':<12} {out}")
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[int, int], None]]:
-    """A bar in a terminal, a line every tenth elsewhere."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
-    from hypermargin.training.monitor import say
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        told = 0
-
-        def line(done: int, total: int) -> None:
-            nonlocal told
-            if 10 * done // total > told and done < total:
-                told = 10 * done // total
-                say(f"embedded {done:,} of {total:,}")
-
-        yield line
-        return
-    with Progress(BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console) as bar:
-        task = bar.add_task("")
-        yield lambda done, total: bar.update(task, completed=done, total=total)

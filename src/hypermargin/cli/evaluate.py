@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hypermargin.cli._app import app, plain_errors
+from hypermargin.cli._app import app, plain_errors, progress
 from hypermargin.cli._tables import show
 
 if TYPE_CHECKING:
@@ -84,9 +84,8 @@ def _run(
 ) -> None:  # fmt: skip
     """A part of the run's own data, or all of other data; and pairs."""
     from hypermargin import checks
-    from hypermargin.cli.embed import _progress
     from hypermargin.evaluate import Thresholds
-    from hypermargin.shipping.model import _device
+    from hypermargin.shipping.model import find_device
     from hypermargin.training import load
     from hypermargin.training.evaluation import MOST, PARTS, choose_thresholds, open_parts, read_pairs
     from hypermargin.training.monitor import say
@@ -94,18 +93,18 @@ def _run(
     checks.one_of("--part", part, PARTS)
     if images is not None and not images.is_dir():
         raise ValueError(f"--images: there is no folder {images}.")
-    trained = load(folder, device=_device(device), trust=trust)
+    trained = load(folder, device=find_device(device), trust=trust)
     config = trained.config
     listed = read_pairs(pairs, images, trained.about.shape, config.on_bad)  # an error in them should come now
     found.document["run"] = {"step": trained.step, "model": config.model, "head": config.head}
-    with _progress() as progress:
+    with progress() as show_progress:
         if data is not None:
             known = Thresholds.read(folder)
             usable = known is not None and known.step == trained.step
-            features, labels = _other_data(trained, data, most, progress)
+            features, labels = _other_data(trained, data, most, show_progress)
             found.add_samples(features, labels, known if usable else None, "these data")
         else:
-            parts = open_parts(folder, trained, most=most, progress=progress, say=say)
+            parts = open_parts(folder, trained, most=most, progress=show_progress, say=say)
             try:
                 known = choose_thresholds(parts)
                 if most >= MOST:  # a quick look must not decide what `verify` uses
@@ -144,7 +143,7 @@ def _files(found: Findings, source: Path, labels: Path | None, most: int, device
 
     from hypermargin.data import at_most
     from hypermargin.evaluate.files import Scored, read
-    from hypermargin.shipping.model import _device
+    from hypermargin.shipping.model import find_device
 
     arrays = read(source, labels)
     if isinstance(arrays, Scored):
@@ -154,7 +153,7 @@ def _files(found: Findings, source: Path, labels: Path | None, most: int, device
     if names.shape == (len(features),):  # else refused below, in words
         rows = at_most(np.arange(len(names)), np.unique(names, return_inverse=True)[1], most)
         features, names = features[torch.from_numpy(rows)], names[rows]
-    found.add_samples(features.to(_device(device)), names, None, "these samples")
+    found.add_samples(features.to(find_device(device)), names, None, "these samples")
 
 
 def _write(out: Path, found: Findings, about: dict[str, Any]) -> list[str]:

@@ -26,6 +26,7 @@ from hypermargin.margins import Margin
 Row = tuple[str, str, str, str]  # group, name, value, interval
 
 SAME_LENGTH = 1e-5  # a spread of norms below this is rounding
+ENOUGH = 10  # false accepts that a TAR must rest on to be given an interval
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ def verification_rows(v: Verification, unit: str = "cosine") -> list[Row]:
     """Its part of the table; `unit` is what the scores are."""
 
     def interval(name: str | float, write: Callable[[float], str] = _number) -> str:
-        if v.intervals is None or (isinstance(name, float) and not v.curve.supports(name)):
+        if v.intervals is None or (isinstance(name, float) and name * v.impostor < ENOUGH):
             return ""
         low, high = v.intervals[name]
         return f"{write(low)} … {write(high)}"
@@ -144,6 +145,8 @@ def verification_rows(v: Verification, unit: str = "cosine") -> list[Row]:
         value = f"{_number(tar)} at {unit} {v.thresholds[f]:.3f}"
         if not v.curve.supports(f):
             value = f"{_number(tar)} (too few pairs: at no false accept)"
+        elif f * v.impostor < ENOUGH:
+            value += f" (on {int(f * v.impostor)} false accepts: take it with care)"
         rows.append(("verification", f"TAR at FAR {f:g}", value, interval(f)))
     return rows
 

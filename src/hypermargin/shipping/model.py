@@ -53,7 +53,7 @@ def open_model(
 
     `device` is cpu, cuda or auto; an ONNX file runs on the CPU. The rest as in `hypermargin.load` and `export`.
     """
-    place = _device(device)
+    place = find_device(device)
     if isinstance(run, Trained):
         return _of_trained(run.config.data, run, thresholds, run.head.weight.device)
     path = Path(run)
@@ -65,7 +65,8 @@ def open_model(
     return _of_trained(str(path), trained, thresholds or Thresholds.read(path), place)
 
 
-def _device(name: str) -> torch.device:
+def find_device(name: str) -> torch.device:
+    """cpu, cuda, or auto: cuda if there is one."""
     checks.one_of("device", name.partition(":")[0], ("auto", "cpu", "cuda"))
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")

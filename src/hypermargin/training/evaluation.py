@@ -162,23 +162,28 @@ class Classification:
 
 
 @torch.no_grad()
-def classify(trained: Trained, features: Tensor, targets: Rows) -> Classification:
-    """From features and the head's class of each."""
-    head, y = trained.head, torch.from_numpy(targets)
+def decide(head: MarginHead, features: Tensor, targets: Rows) -> tuple[float, Rows]:
+    """The mean cross-entropy without any margin, and the class each sample is taken for."""
     block = max(1, 2**24 // head.classes)  # 64 MB of logits
-    loss, found = 0.0, []
-    for f, own in zip(torch.split(features, block), torch.split(y, block), strict=True):
+    loss, taken = 0.0, []
+    for f, own in zip(torch.split(features, block), torch.split(torch.from_numpy(targets), block), strict=True):
         logits = head.logits(f.to(head.weight.device)).cpu()
         loss += float(nn.functional.cross_entropy(logits, own, reduction="sum"))
-        found.append(logits.argmax(1))
-    taken = torch.cat(found).numpy()
+        taken.append(logits.argmax(1))
+    return loss / len(targets), torch.cat(taken).numpy()
+
+
+def classify(trained: Trained, features: Tensor, targets: Rows) -> Classification:
+    """From features and the head's class of each."""
+    head = trained.head
+    loss, taken = decide(head, features, targets)
     wrong = taken != targets
     kinds, counts = np.unique(targets[wrong] * head.classes + taken[wrong], return_counts=True)
     most = np.argsort(-counts, kind="stable")[:CONFUSIONS]
     names = trained.classes
     confused = tuple((names[k // head.classes], names[k % head.classes], int(n)) for k, n in zip(
         kinds[most].tolist(), counts[most].tolist(), strict=True))  # fmt: skip
-    return Classification(len(targets), float(1 - wrong.mean()), loss / len(targets), confused)
+    return Classification(len(targets), float(1 - wrong.mean()), loss, confused)
 
 
 def read_pairs(

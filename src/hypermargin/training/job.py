@@ -19,8 +19,8 @@ from hypermargin.files import write_text
 from hypermargin.training import checkpoint
 from hypermargin.training.build import build_head, read_data, resolve, resolve_head, start_from
 from hypermargin.training.config import Config, from_dict, given_in, read_toml, resumed
-from hypermargin.training.evaluation import Parts, check_same, choose_thresholds, read_pairs, score_pairs
-from hypermargin.training.loop import MOST_TESTED, Trainer
+from hypermargin.training.evaluation import MOST, Parts, check_same, choose_thresholds, read_pairs, score_pairs
+from hypermargin.training.loop import Trainer
 from hypermargin.training.models import create_model
 from hypermargin.training.monitor import Monitor, say
 from hypermargin.training.process import left_as_found, make_repeatable
@@ -141,8 +141,8 @@ def _run(trainer: Trainer, verify: dict[str, Pairs], quiet: bool) -> Result:
         trainer.resume(best)
         metrics: dict[str, dict[str, float]] = {}
         if len(trainer.split.test):
-            if trainer.split.open_set and len(trainer.split.test) > MOST_TESTED:
-                monitor.say(f"of the test part's {len(trainer.split.test):,} samples {MOST_TESTED:,} are compared")
+            if trainer.split.open_set and len(trainer.split.test) > MOST:
+                monitor.say(f"of the test part's {len(trainer.split.test):,} samples {MOST:,} are compared")
             try:
                 metrics["test"] = trainer.evaluate(trainer.split.test)
             except ValueError as error:

@@ -23,13 +23,13 @@ from hypermargin.schedule import Schedule
 from hypermargin.training import checkpoint, watch
 from hypermargin.training.checkpoint import Checkpoint, CheckpointError
 from hypermargin.training.config import Config
+from hypermargin.training.evaluation import MOST, decide
 from hypermargin.training.monitor import Monitor
 from hypermargin.training.optim import EMA, create_optimizer, rate, set_rate
 from hypermargin.training.process import random_states, set_random_states, stop_signals
 
 Group = tuple[Tensor, Rows]
-# Most samples of an open set whose pairs are all compared: after an epoch, and in the end (half a minute or so).
-MOST_VALIDATED, MOST_TESTED = 5_000, 50_000
+MOST_VALIDATED = 5_000  # samples of an open set whose pairs are all compared after an epoch
 
 
 class Interrupted(KeyboardInterrupt):
@@ -228,7 +228,7 @@ class Trainer:
         """Inside, network and head have their averaged weights, if there are any."""
         return self.ema.swapped() if self.ema else contextlib.nullcontext()
 
-    def evaluate(self, rows: Rows, most: int = MOST_TESTED) -> dict[str, float]:
+    def evaluate(self, rows: Rows, most: int = MOST) -> dict[str, float]:
         """Of a part of the data: EER, TAR and rank-1 in an open set, accuracy and loss in a closed one.
 
         With the averaged weights. In an open set of at most `most` samples, in whole identities.
@@ -246,17 +246,10 @@ class Trainer:
                     "auc": pairs.auc,
                     "rank1": identification(features, labels, (1,)).rank[1],
                 }
-            labels = torch.from_numpy(self.targets[rows])
-            self.head.eval()
-            loss, right = 0.0, 0
-            block = max(1, 2**24 // self.head.classes)  # 64 MB of logits
-            with torch.no_grad():
-                for f, y in zip(torch.split(features, block), torch.split(labels, block), strict=True):
-                    logits = self.head.logits(f.to(self.device)).cpu()
-                    loss += float(nn.functional.cross_entropy(logits, y, reduction="sum"))
-                    right += int((logits.argmax(1) == y).sum())
+            targets = self.targets[rows]
+            loss, taken = decide(self.head.eval(), features, targets)
             self.head.train()
-            return {"accuracy": right / len(labels), "loss": loss / len(labels)}
+            return {"accuracy": float((taken == targets).mean()), "loss": loss}
 
     def _validate(self, monitor: Monitor) -> None:
         if not len(self.split.validation):
