@@ -91,7 +91,9 @@ class Findings:
             ),
             ("nearer to their own prototype", f"{100 * near.accuracy:.2f} %"),
             ("classes farther apart than wide", f"{100 * found.separated:.2f} %"),
-            ("norms", f"{norms.mean:.4g}, spread within classes {100 * norms.within:.1f} %"),
+            ("mean norm", f"{norms.mean:.4g}"),
+            ("spread of norms within classes", f"{100 * norms.within:.1f} %"),
+            ("spread of norms between classes", f"{100 * norms.between:.1f} %"),
         ]
         self.sections.append(Section("the training samples: was the promise kept?", (), lines))
 

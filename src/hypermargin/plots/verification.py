@@ -152,7 +152,7 @@ class ScoresDisplay(Display):
 
     def draw(self, ax: Axes) -> None:
         """Filled steps; thresholds as lines, explained beside the picture so that they never cover it."""
-        from matplotlib.ticker import FuncFormatter
+        from matplotlib.ticker import FuncFormatter, MaxNLocator
 
         for counts, name, colour in ((self.impostor, "impostor", RED), (self.genuine, "genuine", BLUE)):
             share = counts / max(1, counts.sum())
@@ -164,6 +164,7 @@ class ScoresDisplay(Display):
             )
         ax.yaxis.set_major_formatter(FuncFormatter(lambda share, _: percent(share)))
         ax.set_ylim(bottom=0)
+        ax.xaxis.set_major_locator(MaxNLocator(5))  # the legend leaves little room
         dress(ax, xlabel=self.unit, ylabel="share of its pairs", title="Scores")
         legend(ax, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
