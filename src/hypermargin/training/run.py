@@ -7,6 +7,8 @@ RUN/
   log.jsonl        the numbers; tensorboard/ has the same
   checkpoints/     see checkpoint.py
   result.json      what came out
+  thresholds.json  from which score on two samples count as one identity
+  evaluation/      what `hypermargin evaluate` found
   diverged-*.pt    the batch that gave NaN, if one did
 """
 
