@@ -1,10 +1,11 @@
 import os
+import sys
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from hypermargin import margins
+from hypermargin import cli, margins
 from hypermargin.margins import ArcFace, Combined, Piecewise, SphereFace
 from hypermargin.margins.arcface import BEYOND
 from hypermargin.scores import BACKENDS, Chunked
@@ -36,3 +37,17 @@ over_all_variants = pytest.mark.parametrize("margin", ALL_MARGINS + PUBLISHED_VA
 TESTED_BACKENDS = {"dense": "dense", "chunked": Chunked(chunk=3)}
 assert set(TESTED_BACKENDS) == set(BACKENDS)
 over_backends = pytest.mark.parametrize("backend", list(TESTED_BACKENDS.values()), ids=list(TESTED_BACKENDS))
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """`run("data", "digits")`: the command in this process; exit code, stdout, stderr."""
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["hypermargin", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        printed = capsys.readouterr()
+        return end.value.code or 0, printed.out, printed.err
+
+    return call

@@ -1,49 +1,14 @@
 """The command line, run as a user runs it; the many small cases run in this process to save the start-up."""
 
 import importlib
-import os
-import subprocess
 import sys
 from importlib.metadata import version
-from pathlib import Path
 
 import pytest
+from command import shell
 
 from hypermargin import cli
 from hypermargin.advise import recommend
-
-
-def shell(*arguments, script=False, **environment):
-    """Run in a fresh process without a terminal: exit code, stdout, stderr."""
-    program = (
-        [str(Path(sys.executable).with_name("hypermargin"))]
-        if script
-        else [sys.executable, "-m", "hypermargin.cli"]
-    )
-    done = subprocess.run(
-        [*program, *arguments],
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        timeout=120,
-        check=False,
-        env={**os.environ, **environment},
-    )
-    return done.returncode, done.stdout, done.stderr
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """Run `main` here: exit code, stdout, stderr."""
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["hypermargin", *arguments])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        printed = capsys.readouterr()
-        return end.value.code or 0, printed.out, printed.err
-
-    return call
 
 
 def test_advise_as_a_process():

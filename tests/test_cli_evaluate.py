@@ -4,17 +4,16 @@ import csv
 import json
 import os
 import pickle
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 import torch
+from command import shell
 from PIL import Image
 from sklearn.metrics import roc_auc_score
 
 import hypermargin as hm
-from hypermargin import cli
 from hypermargin.cli import _tables
 from hypermargin.data import from_arrays
 from hypermargin.evaluate import Thresholds
@@ -26,33 +25,6 @@ from hypermargin.training import evaluation as measured
 QUICK = {"epochs": 2, "dim": 8, "model": "mlp", "batch": 16, "threads": 1, "workers": 0, "tensorboard": False}
 PICTURES = {"roc.png", "det.png", "scores.png", "norms.png"}
 FILES = PICTURES | {"evaluation.json", "roc.csv"}
-
-
-def shell(*arguments, **environment):
-    done = subprocess.run(
-        [sys.executable, "-m", "hypermargin.cli", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        timeout=300,
-        check=False,
-        env={**os.environ, **environment},
-    )
-    return done.returncode, done.stdout, done.stderr
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """The command in this process: exit code, stdout, stderr."""
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["hypermargin", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        printed = capsys.readouterr()
-        return end.value.code or 0, printed.out, printed.err
-
-    return call
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,6 @@ from safetensors.torch import load_file
 from torch import nn
 
 import hypermargin as hm
-from hypermargin import cli
 from hypermargin.data import DataError, Scaling, from_arrays, open_data
 from hypermargin.evaluate.thresholds import Thresholds
 from hypermargin.shipping import ExportError, embed, export, formats, graph, metadata, open_model, verify
@@ -637,20 +636,6 @@ def test_verify_refuses(place, tmp_path):
 # The commands
 
 
-@pytest.fixture
-def command(monkeypatch, capsys):
-    """Run `main` here: exit code, stdout, stderr."""
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["hypermargin", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        printed = capsys.readouterr()
-        return end.value.code or 0, printed.out, printed.err
-
-    return call
-
-
 def test_verify_as_a_process(place):
     images = [place / "flat" / name for name in ("00.png", "00.png", "01.png")]
     done = subprocess.run(
@@ -663,27 +648,27 @@ def test_verify_as_a_process(place):
     assert (found["threshold"], found["origin"]) == (0.9999, "given")
 
 
-def test_commands(place, tmp_path, command):
+def test_commands(place, tmp_path, run):
     a, b = place / "flat" / "00.png", place / "flat" / "01.png"
-    code, out, err = command("verify", place / "run", a, b, "--far", "0.01")
+    code, out, err = run("verify", place / "run", a, b, "--far", "0.01")
     assert (code, err) == (0, "")
     assert "threshold    cosine 0.5000, angle 60.0°: FAR = 0.01 on 100 genuine" in out
-    code, out, err = command("export", place / "run", "--format", "torch", "--with-head", "-o", tmp_path / "it.pt2")
+    code, out, err = run("export", place / "run", "--format", "torch", "--with-head", "-o", tmp_path / "it.pt2")
     assert (code, err) == (0, "")
     assert "samples: uint8 (N, 8, 8) gray" in out
     assert "probability: float32 (N, 10)" in out
-    code, out, err = command("embed", place / "run.onnx", place / "named", "-o", tmp_path / "e.npz")
+    code, out, err = run("embed", place / "run.onnx", place / "named", "-o", tmp_path / "e.npz")
     assert (code, err) == (0, "")
     assert "12 samples of 3 identities, 0 left out" in out
-    code, _, err = command("embed", place / "run", "digits", "-o", tmp_path / "e.npz", "--force", "--device", "cpu")
+    code, _, err = run("embed", place / "run", "digits", "-o", tmp_path / "e.npz", "--force", "--device", "cpu")
     assert code == 0
     assert err.startswith("embedded 256 of 1,797\n")
-    code, out, _ = command("export", place / "run", "--format", "safetensors", "-o", tmp_path / "it.safetensors")
+    code, out, _ = run("export", place / "run", "--format", "safetensors", "-o", tmp_path / "it.safetensors")
     assert code == 0
     assert "the weights alone" in out
 
 
-def test_commands_refuse_in_one_line(place, tmp_path, command):
+def test_commands_refuse_in_one_line(place, tmp_path, run):
     a = place / "flat" / "00.png"
     (tmp_path / "text.jpg").write_text("a text")
     broken = tmp_path / "broken"
@@ -710,16 +695,16 @@ def test_commands_refuse_in_one_line(place, tmp_path, command):
         (["verify", place / "run", a], "images must be at least two"),
         (["verify", place / "run", a, tmp_path / "text.jpg"], "text.jpg: not an image"),
     ]:
-        code, out, err = command(*arguments)
+        code, out, err = run(*arguments)
         assert (code, out) == (2, ""), arguments
         assert message in err, (arguments, err)
         assert err.count("\n") == 1, err
     assert not [p for p in tmp_path.iterdir() if p.name.startswith(("x", ".x"))]
 
 
-def test_help_has_examples(command):
+def test_help_has_examples(run):
     for name in ("export", "embed", "verify"):
-        code, out, _ = command(name, "--help")
+        code, out, _ = run(name, "--help")
         assert code == 0
         assert f"Examples:\n    hypermargin {name} runs/first" in out
 

@@ -8,7 +8,6 @@ are compared by pair.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hypermargin.bench.head import Say, in_words
-from hypermargin.bench.measure import interleaved, peak_extra_bytes
+from hypermargin.bench.measure import ask_a_fresh_process, interleaved, peak_extra_bytes
 from hypermargin.bench.record import store, surroundings, threads_set
 from hypermargin.evaluate import identification, verification
 
@@ -101,18 +100,8 @@ def table(p: Problem, rounds: int, memory: bool, say: Say) -> list[dict[str, Any
 
 def memory_in_a_fresh_process(name: str, p: Problem) -> int:
     """The most memory alive beyond what was alive before, where nothing ran before."""
-    request = {"name": name, "samples": p.samples, "dim": p.dim, "device": p.device}
-    request["threads"] = torch.get_num_threads()
-    done = subprocess.run(
-        [sys.executable, "-m", "hypermargin.bench.evaluate", json.dumps(request)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise RuntimeError(f"measuring the memory of {name} failed: {last}")
-    return int(done.stdout.split()[-1])
+    request = {"samples": p.samples, "dim": p.dim, "device": p.device, "threads": torch.get_num_threads()}
+    return ask_a_fresh_process("hypermargin.bench.evaluate", name, request)
 
 
 def as_markdown(result: dict[str, Any]) -> str:

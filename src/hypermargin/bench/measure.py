@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -93,10 +94,15 @@ def _status(key: str) -> int:
 
 def memory_in_a_fresh_process(name: str, problem: Problem) -> int:
     """`peak_extra_bytes` of a contender where nothing ran before."""
-    request = {"name": name, "rows": problem.rows, "classes": problem.classes, "dim": problem.dim}
+    request: dict[str, Any] = {"rows": problem.rows, "classes": problem.classes, "dim": problem.dim}
     request |= {"device": problem.device, "precision": problem.precision}
+    return ask_a_fresh_process("hypermargin.bench.measure", name, request)
+
+
+def ask_a_fresh_process(module: str, name: str, request: dict[str, Any]) -> int:
+    """The bytes that `python -m module` prints for a contender."""
     run = subprocess.run(
-        [sys.executable, "-m", "hypermargin.bench.measure", json.dumps(request)],
+        [sys.executable, "-m", module, json.dumps({"name": name, **request})],
         capture_output=True,
         text=True,
         check=False,
