@@ -86,5 +86,6 @@ def margin(advice: Recommendation, *, usual: Margin | None, plain_s: float) -> l
         band,
         "The scale matters more than the margin, which mostly repairs too large a scale (Omniglot, 964 classes: "
         "ArcFace m 0 / 0.2 / 0.5 gives EER 3.9 / 3.4 / 3.2 % at s = 30; on a wider network with s searched, "
-        f"NormFace has 3.06 and ArcFace 3.09 %). Try no margin at s = {plain_s:.1f} beside it, and tune the weight decay.",
+        f"NormFace has 3.06 and ArcFace 3.09 %). Try no margin at s = {plain_s:.1f} beside it, and tune the weight "
+        "decay.",
     ]

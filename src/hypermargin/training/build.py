@@ -78,8 +78,8 @@ def _weight_decay(head: str, model: str) -> float:
 
     On held-out training data softmax and modified softmax gain on Omniglot (4.2 → 3.5 % EER), AudioMNIST and
     Fashion-MNIST and are level on MNIST; L- and A-Softmax gain on Omniglot, elsewhere they were not tried
-    (benchmarks/results/heads.md). Only for networks whose batch normalisation makes them indifferent to the length of
-    their weights.
+    (benchmarks/results/heads.md). Only for networks whose batch normalisation makes them indifferent to the
+    length of their weights.
     """
     free = head in FAMILY and not FAMILY[head].unit_features
     return 3.0 if free and model.startswith(("lenet", "iresnet")) else 0.05
@@ -96,7 +96,7 @@ def resolve_head(config: Config, classes: int) -> tuple[Config, tuple[str, ...]]
 
     The trainer asks the advisor, since papers tuned s and m for 10,000 classes and more. Heads whose scale is the
     length of the features have no s to choose, and keep their paper's m and λ; but L-Softmax takes A-Softmax's λ,
-    since its own is still above 100 after 2,000 steps (one run each on Omniglot: EER 3.5 and 3.2 %; docs/findings.md).
+    since its own is still above 100 after 2,000 steps (Omniglot, one run each: EER 3.5 and 3.2 %).
     """
     if config.head not in FAMILY:
         create_head(config.head, config.dim, classes)  # says which there are
