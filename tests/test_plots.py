@@ -180,14 +180,21 @@ def test_norms_need_a_class_of_two():
         NormsDisplay.of(np.eye(3), np.arange(3))
 
 
-def test_colours_differ_in_brightness_too():
+@pytest.mark.parametrize("look", [style.LIGHT, style.DARK], ids=["light", "dark"])
+def test_colours_differ_in_brightness_and_stand_out_from_the_ground(look):
     def luminance(colour):
-        r, g, b = (int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5))
+        linear = [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
+        r, g, b = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in linear)
         return 0.2126 * r + 0.7152 * g + 0.0722 * b
 
-    assert len(set(style.CYCLE)) == len(style.CYCLE)
-    assert abs(luminance(style.BLUE) - luminance(style.RED)) > 0.05
-    assert all(luminance(colour) < 0.7 for colour in style.CYCLE)  # seen on white
+    def contrast(a, b):  # as the web's accessibility guidelines define it
+        low, high = sorted((luminance(a), luminance(b)))
+        return (high + 0.05) / (low + 0.05)
+
+    assert len(set(look.cycle)) == len(look.cycle)
+    assert contrast(look.blue, look.red) > 1.2
+    assert contrast(look.ink, look.ground) > 7
+    assert all(contrast(colour, look.ground) > 2 for colour in look.cycle)
 
 
 def test_no_global_state_and_no_matplotlib_until_needed():

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.heads import plan
 from benchmarks.heads.tables import failed
-from hypermargin.plots.style import CYCLE
+from hypermargin.plots.style import LIGHT
 
 KINDS = {"cosine": "cos θ − m", "angular": "cos(θ + m)", "multiplicative": "cos mθ"}
 MEASURES = {
@@ -39,7 +39,7 @@ def draw(results: list[dict[str, Any]]) -> Figure:
     for row, (study, title) in zip(axes, studies.items(), strict=True):
         runs = [r for r in results if r["spec"]["study"] == study]
         for ax, (measure, words) in zip(row, MEASURES.items(), strict=True):
-            for color, (kind, name) in zip(CYCLE, KINDS.items(), strict=False):
+            for color, (kind, name) in zip(LIGHT.cycle, KINDS.items(), strict=False):
                 _line(ax, runs, kind, measure, color, name)
             ax.set_title(f"{words}, {title}", fontsize=9)
             ax.grid(alpha=0.3)

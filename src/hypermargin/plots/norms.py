@@ -11,7 +11,7 @@ import torch
 from hypermargin.evaluate.geometry import QUANTILES, spearman
 from hypermargin.evaluate.pairs import GRID, Floats, Values, samples
 from hypermargin.numerics import unit
-from hypermargin.plots.style import RED, Display, dress, legend
+from hypermargin.plots.style import Display, dress, legend, look
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,7 +62,7 @@ class NormsDisplay(Display):
         ax.scatter(self.norms[shown], self.cosines[shown], s=size, alpha=0.35, linewidths=0, label="samples")
         words = "" if np.isnan(self.correlation) else f", rank correlation {self.correlation:.2f}"
         x, y = np.array(self.parts).T
-        ax.plot(x, y, "o-", color=RED, linewidth=1.8, markersize=5, label=f"means of fifths{words}")
+        ax.plot(x, y, "o-", color=look(ax).red, linewidth=1.8, markersize=5, label=f"means of fifths{words}")
         ax.ticklabel_format(useOffset=False)
         dress(ax, xlabel="length of the feature", ylabel="cosine to own centre", title="Length and fit")
         legend(ax, loc="best")

@@ -1,4 +1,4 @@
-"""How pictures look, decided once: colours that everyone can tell apart, white ground, thin grid, room for labels.
+"""How pictures look, decided once: colours that everyone can tell apart, on white and on dark, and room for labels.
 
 A picture is a `Display`: a dataclass of what is to be seen, computed once, that draws itself on any axes.
 Nothing here touches pyplot, so no window opens and no figure of yours changes.
@@ -6,35 +6,73 @@ Nothing here touches pyplot, so no window opens and no figure of yours changes.
 
 from __future__ import annotations
 
+import io
+import math
 import os
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from hypermargin.files import replacing
+from hypermargin.files import replacing, write_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import FigureBase
+    from matplotlib.figure import Figure, FigureBase
 
-# Okabe and Ito's colours, in the order in which they are used.
-BLUE, ORANGE, GREEN, RED, PURPLE, SKY, YELLOW = (
-    "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442",
+
+@dataclass(frozen=True)
+class Look:
+    """Ink for text and axes, the ground below, and Okabe and Ito's colours."""
+
+    ink: str
+    faint: str
+    ground: str
+    blue: str
+    red: str
+    green: str
+    purple: str
+    orange: str
+    sky: str
+    yellow: str
+
+    @property
+    def cycle(self) -> tuple[str, ...]:
+        """The colours of lines and classes, in the order in which they are used."""
+        return self.blue, self.red, self.green, self.purple, self.orange, self.sky, self.faint
+
+
+LIGHT = Look(
+    "#222222", "#858585", "#ffffff",
+    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#f0e442",
 )  # fmt: skip
-CYCLE = BLUE, RED, GREEN, PURPLE, ORANGE, SKY
-INK, FAINT, GROUND = "#222222", "#888888", "white"
+DARK = Look(
+    "#e8e8e8", "#8b9199", "#14171c",
+    "#4c9fe0", "#ff8a4c", "#2fc796", "#eaa4cb", "#ffb834", "#9bd6fb", "#f7ee83",
+)  # fmt: skip
 DASHES = "-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)), (0, (9, 3))
 SIZE, DPI = (6.4, 4.4), 150
+ENDINGS = "png", "svg", "pdf"
+
+
+def look(ax: Axes) -> Look:
+    """The colours that suit the ground of the axes' figure, whoever made it."""
+    from matplotlib.colors import to_rgb
+
+    red, green, blue = to_rgb(ax.get_figure(root=True).get_facecolor())  # type: ignore[union-attr]  # on a figure
+    return LIGHT if 0.3 * red + 0.6 * green + 0.1 * blue > 0.5 else DARK
 
 
 class Display:
     """`plot(ax)` draws and returns itself, with `ax_` and `figure_`; `save(path)` writes a file."""
 
+    size: ClassVar[tuple[float, float]] = SIZE  # inches, of a figure of its own
     ax_: Axes
     figure_: FigureBase
 
     def plot(self, ax: Axes | None = None) -> Self:
         """On these axes, or on new ones."""
-        self.ax_ = new_axes() if ax is None else ax
+        self.ax_ = new_axes(self.size) if ax is None else ax
         self.figure_ = self.ax_.figure
         self.draw(self.ax_)
         return self
@@ -43,15 +81,78 @@ class Display:
         """What a picture adds to the axes."""
         raise NotImplementedError(f"{type(self).__name__} must define draw(ax)")
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """The picture by itself, in the format that the ending names; whole or not at all."""
-        ax = new_axes()
+    def save(self, path: str | os.PathLike[str], *, dark: bool = False) -> None:
+        """The picture by itself, in the format that the ending names; whole or not at all.
+
+        An SVG file on white turns dark by itself where the reader's browser prefers that.
+        """
+        path = Path(path)
+        if path.suffix.lower() == ".svg":
+            write_text(path, self.svg(dark=dark))
+            return
+        figure = self._figure(dark)
+        with replacing(path) as temporary:
+            figure.savefig(temporary, dpi=DPI, facecolor=figure.get_facecolor())
+
+    def svg(self, *, dark: bool = False) -> str:
+        """The picture as the text of an SVG file, the same every time."""
+        import matplotlib
+
+        file = io.StringIO()
+        with matplotlib.rc_context({"svg.hashsalt": "hypermargin"}):
+            figure = self._figure(dark)
+            figure.savefig(file, format="svg", facecolor=figure.get_facecolor(), metadata={"Date": None})
+        text = file.getvalue()
+        if dark:
+            return text
+        rules = f"<style>@media (prefers-color-scheme: dark) {{ {recoloured('')} }}</style>"
+        return text.replace("<defs>", f"{rules}\n <defs>", 1)
+
+    def _figure(self, dark: bool) -> Figure:
+        ax = new_axes(self.size, dark=dark)
         self.plot(ax)
-        with replacing(Path(path)) as temporary:
-            ax.get_figure().savefig(temporary, dpi=DPI)  # type: ignore[union-attr]  # new axes have one
+        return ax.get_figure(root=True)  # type: ignore[return-value]  # new axes have one
 
 
-def new_axes(size: tuple[float, float] = SIZE) -> Axes:
+@dataclass(eq=False)
+class Panels(Display):
+    """Several pictures side by side, in rows of `columns`; given axes are divided among them, kept in `axes_`."""
+
+    panels: Sequence[Display]
+    columns: int = 2
+    panel_size: tuple[float, float] = (4.6, 3.8)
+    title: str = ""
+
+    @property
+    def size(self) -> tuple[float, float]:  # type: ignore[override]  # of all the panels
+        """Of the whole figure."""
+        columns = min(self.columns, len(self.panels))
+        rows = math.ceil(len(self.panels) / columns)
+        return columns * self.panel_size[0], rows * self.panel_size[1] + 0.35 * bool(self.title)
+
+    def draw(self, ax: Axes) -> None:
+        """Each panel on axes of its own, where `ax` was."""
+        place = ax.get_subplotspec()
+        if place is None:
+            raise ValueError(
+                f"ax must be a subplot, since its place is divided among {len(self.panels)} panels; "
+                "got free axes. Make them with figure.add_subplot()."
+            )
+        columns = min(self.columns, len(self.panels))
+        grid = place.subgridspec(math.ceil(len(self.panels) / columns), columns)
+        ax.set_axis_off()
+        if self.title:
+            ax.set_title(self.title, loc="left", fontsize=12, color=look(ax).ink, pad=24)
+        self.axes_ = []
+        for k, panel in enumerate(self.panels):
+            figure = ax.get_figure()
+            assert figure is not None  # axes with a place have a figure
+            own = figure.add_subplot(grid[divmod(k, columns)])
+            own.set_prop_cycle(color=look(ax).cycle)
+            self.axes_.append(panel.plot(own).ax_)
+
+
+def new_axes(size: tuple[float, float] = SIZE, *, dark: bool = False) -> Axes:
     """One pair of axes on a figure of its own."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -61,24 +162,48 @@ def new_axes(size: tuple[float, float] = SIZE) -> Axes:
             "pictures need matplotlib, which is not installed. Run: pip install 'hypermargin[plot]'",
             name="matplotlib",
         ) from None
-    figure = Figure(figsize=size, layout="constrained", facecolor=GROUND)
+    colours = DARK if dark else LIGHT
+    figure = Figure(figsize=size, layout="constrained", facecolor=colours.ground)
     FigureCanvasAgg(figure)
     ax = figure.add_subplot()
-    ax.set_prop_cycle(color=CYCLE)
+    ax.set_prop_cycle(color=colours.cycle)
     return ax
 
 
-def dress(ax: Axes, *, xlabel: str, ylabel: str, title: str = "") -> None:
+def dress(ax: Axes, *, xlabel: str = "", ylabel: str = "", title: str = "") -> None:
     """Labels, thin grid, and no box where nothing ends."""
-    ax.set_facecolor(GROUND)
-    ax.set_xlabel(xlabel, color=INK)
-    ax.set_ylabel(ylabel, color=INK)
+    colours = look(ax)
+    ax.set_facecolor(colours.ground)
+    ax.set_xlabel(xlabel, color=colours.ink)
+    ax.set_ylabel(ylabel, color=colours.ink)
     if title:
-        ax.set_title(title, loc="left", fontsize=11, color=INK)
-    ax.grid(True, which="major", color=FAINT, alpha=0.3, linewidth=0.6)
+        ax.set_title(title, loc="left", fontsize=11, color=colours.ink)
+    ax.grid(True, which="major", color=colours.faint, alpha=0.3, linewidth=0.6)
     ax.set_axisbelow(True)
+    ax.tick_params(which="both", color=colours.ink, labelcolor=colours.ink)
+    for spine in ax.spines.values():
+        spine.set_color(colours.ink)
     for side in ("top", "right"):
         ax.spines[side].set_visible(False)
+
+
+def bare(ax: Axes, *, title: str = "", half: float = 1.25) -> None:
+    """Axes for geometry: equal units, no frame, the square [−half, half]²."""
+    colours = look(ax)
+    ax.set_axis_off()
+    ax.set_aspect("equal")
+    ax.set_xlim(-half, half)
+    ax.set_ylim(-half, half)
+    if title:
+        ax.set_title(title, loc="left", fontsize=11, color=colours.ink)
+
+
+def degrees_axis(ax: Axes, which: str = "x", step: int = 45) -> None:
+    """Ticks every `step` degrees from 0 to 180 on an axis in radians."""
+    axis = ax.xaxis if which == "x" else ax.yaxis
+    ticks = range(0, 181, step)
+    axis.set_ticks([math.radians(tick) for tick in ticks], [f"{tick}°" for tick in ticks])
+    (ax.set_xlim if which == "x" else ax.set_ylim)(0, math.pi)
 
 
 def legend(ax: Axes, **options: Any) -> None:
@@ -86,10 +211,28 @@ def legend(ax: Axes, **options: Any) -> None:
     handles, labels = ax.get_legend_handles_labels()
     named = dict(zip(labels, handles, strict=True))
     if named:
-        look: dict[str, Any] = {"fontsize": 9, "facecolor": GROUND, "edgecolor": "none", "framealpha": 0.9}
-        ax.legend(list(named.values()), list(named), **(look | options))
+        colours = look(ax)
+        plain: dict[str, Any] = {
+            "fontsize": 9, "facecolor": colours.ground, "edgecolor": "none", "framealpha": 0.9,
+            "labelcolor": colours.ink,
+        }  # fmt: skip
+        ax.legend(list(named.values()), list(named), **(plain | options))
 
 
 def percent(share: float) -> str:
     """A tick: 1 %, 0.1 %, 99.9 %."""
     return f"{100 * share:.6g} %"
+
+
+def degrees(angle: float) -> str:
+    """0.5 rad as 28.6°."""
+    return f"{math.degrees(angle):.1f}°"
+
+
+def recoloured(scope: str) -> str:
+    """CSS that shows in the dark colours what was drawn in the light ones, within what `scope` selects."""
+    rules = []
+    for light, dark in zip(astuple(LIGHT), astuple(DARK), strict=True):
+        for what in ("fill", "stroke"):
+            rules.append(f'{scope} [style*="{what}: {light}"] {{ {what}: {dark} !important }}'.strip())
+    return "\n".join(rules)

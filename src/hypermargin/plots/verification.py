@@ -12,7 +12,7 @@ import numpy as np
 
 from hypermargin.evaluate import Curve, Verification, thin
 from hypermargin.evaluate.pairs import Counts, Floats
-from hypermargin.plots.style import BLUE, DASHES, FAINT, GROUND, INK, RED, Display, dress, legend, percent
+from hypermargin.plots.style import DASHES, Display, dress, legend, look, percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -64,7 +64,7 @@ class RocDisplay(Display):
                 color=line.get_color(), label="at fixed FAR, with interval",
             )  # fmt: skip
         chance = np.geomspace(least, 1, 200)
-        ax.plot(chance, chance, color=FAINT, linewidth=0.9, linestyle=":", label="chance")
+        ax.plot(chance, chance, color=look(ax).faint, linewidth=0.9, linestyle=":", label="chance")
         ax.set_xlim(left, 1)
         ax.set_ylim(-0.02, 1.02)
         ax.yaxis.set_major_formatter(FuncFormatter(lambda share, _: percent(share)))
@@ -101,14 +101,14 @@ class DetDisplay(Display):
         low = min(low, ax.get_xlim()[0]) if ax.lines else low
         far, frr = (_probit(error.clip(least / 10, 0.9)) for error in (self.far, self.frr))
         (line,) = ax.plot(far, frr, linewidth=1.8, label=_labelled(self.name, "EER", self.eer))
-        ax.plot([low, high], [low, high], color=FAINT, linewidth=0.9, linestyle=":")
+        ax.plot([low, high], [low, high], color=look(ax).faint, linewidth=0.9, linestyle=":")
         if self.eer > 0:
             at = _probit(np.array([self.eer]))
-            ax.plot(at, at, "o", color=line.get_color(), markersize=5, markeredgecolor=GROUND)
+            ax.plot(at, at, "o", color=line.get_color(), markersize=5, markeredgecolor=look(ax).ground)
         else:
             ax.text(
-                0.5, 0.5, "one threshold makes no error", transform=ax.transAxes, ha="center", color=INK,
-                bbox={"facecolor": GROUND, "edgecolor": "none"},
+                0.5, 0.5, "one threshold makes no error", transform=ax.transAxes, ha="center", color=look(ax).ink,
+                bbox={"facecolor": look(ax).ground, "edgecolor": "none"},
             )  # fmt: skip
         places = dict(zip(_probit(np.array(DET_TICKS)).tolist(), map(percent, DET_TICKS), strict=True))
         ticks = {place: name for place, name in places.items() if place >= low}
@@ -154,13 +154,20 @@ class ScoresDisplay(Display):
         """Filled steps; thresholds as lines, explained beside the picture so that they never cover it."""
         from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-        for counts, name, colour in ((self.impostor, "impostor", RED), (self.genuine, "genuine", BLUE)):
+        for counts, name, colour in (
+            (self.impostor, "impostor", look(ax).red),
+            (self.genuine, "genuine", look(ax).blue),
+        ):
             share = counts / max(1, counts.sum())
             ax.stairs(share, self.edges, fill=True, alpha=0.35, color=colour)
             ax.stairs(share, self.edges, linewidth=1.4, color=colour, label=f"{name}, {counts.sum():,} pairs")
         for k, (what, score) in enumerate(self.thresholds.items()):
             ax.axvline(
-                score, color=INK, linewidth=1.1, linestyle=DASHES[k % len(DASHES)], label=f"{what}: {score:.3f}"
+                score,
+                color=look(ax).ink,
+                linewidth=1.1,
+                linestyle=DASHES[k % len(DASHES)],
+                label=f"{what}: {score:.3f}",
             )
         ax.yaxis.set_major_formatter(FuncFormatter(lambda share, _: percent(share)))
         ax.set_ylim(bottom=0)

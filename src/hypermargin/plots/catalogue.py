@@ -1,0 +1,99 @@
+"""Every picture by its name: what `hypermargin plot NAME` draws and the gallery shows.
+
+A picture is a function that returns a Display. Its parameters, all with defaults, become the command's flags;
+`Annotated[float, "words"]` explains one.
+
+    @picture("width", "how wide the band between two classes is, by their angle")
+    def width(margins: Annotated[list[str], MARGINS] = ["arcface"]) -> Display: ...
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from hypermargin import checks, margins
+from hypermargin.family import FAMILY
+from hypermargin.margins import Margin, NoMargin
+from hypermargin.plots.style import Display
+
+MARGINS = "a margin or head, like arcface or cosface:m=0.2 or sphereface:m=4,lam=5; repeatable"
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A name, one line about it, and the function that makes it. `learned`: it shows a run."""
+
+    name: str
+    about: str
+    make: Callable[..., Display]
+    learned: bool = False
+
+
+_PICTURES: dict[str, Picture] = {}
+Make = TypeVar("Make", bound=Callable[..., Display])
+
+
+def picture(name: str, about: str, *, learned: bool = False) -> Callable[[Make], Make]:
+    """Function decorator: make a picture known under `name`."""
+
+    def enter(make: Make) -> Make:
+        for parameter in inspect.signature(make).parameters.values():
+            if parameter.default is parameter.empty:
+                raise TypeError(f"picture {name!r}: parameter {parameter.name} needs a default.")
+        _PICTURES[name] = Picture(name, about, make, learned)
+        return make
+
+    return enter
+
+
+def pictures() -> dict[str, Picture]:
+    """All of them, by name, in the order of the rooms they are in."""
+    return dict(_PICTURES)
+
+
+def make(name: str, **options: Any) -> Display:
+    """The picture of this name: `make("psi", margins=["arcface"]).save("psi.svg")`."""
+    if name not in _PICTURES:
+        raise ValueError(f"there is no picture {name!r}.{checks.near(name, list(_PICTURES))}")
+    return _PICTURES[name].make(**options)
+
+
+def read_margin(text: str) -> Margin:
+    """`cosface:m=0.2` as CosFace(m=0.2). A name is that of a margin or of a head, whose margin is meant."""
+    from hypermargin.training.config import call
+
+    name, numbers = call(text, "a margin")
+    kinds = {**{n: recipe.margin for n, recipe in FAMILY.items()}, **{n: margins.get(n)() for n in margins.names()}}
+    if name not in kinds:
+        raise ValueError(f"there is no margin or head {name!r}.{checks.near(name, list(kinds))}")
+    kind = type(kinds[name])
+    known = list(inspect.signature(kind).parameters)
+    for key in numbers:
+        if key not in known:
+            takes = ", ".join(known) or "nothing"
+            raise ValueError(f"{name} has no {key!r}; it takes {takes}.{checks.near(key, known)}")
+    return kind(**numbers)
+
+
+def read_margins(texts: Sequence[str]) -> list[Margin]:
+    """Each of them; at least one."""
+    if not texts:
+        raise ValueError("margins must name at least one margin; got none.")
+    return [read_margin(text) for text in texts]
+
+
+NAMES = {"none": "no margin", "sphereface": "SphereFace", "cosface": "CosFace", "arcface": "ArcFace"}
+
+
+def label(margin: Margin) -> str:
+    """ArcFace m = 0.5; SphereFace m = 4, λ = 5."""
+    name = NAMES.get(margin.name, margin.name.capitalize())
+    if isinstance(margin, NoMargin) or margin.m is None:
+        return name
+    fields = {f.name: getattr(margin, f.name) for f in margins.number_fields(type(margin))}
+    shown = [f"{'λ' if k == 'lam' else k} = {v:g}" for k, v in fields.items() if not (k == "lam" and v == 0)]
+    beyond = getattr(margin, "beyond", "smooth")
+    return f"{name} {', '.join(shown)}" + ("" if beyond == "smooth" else f", {beyond}")
