@@ -3,6 +3,7 @@ import sys
 
 import pytest
 import torch
+from browser import chromium  # noqa: F401  # the fixture `browser`
 from hypothesis import HealthCheck, settings
 
 from hypermargin import cli, margins

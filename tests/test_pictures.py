@@ -26,33 +26,26 @@ def drawn(display, dark=False):
 
 def texts(figure):
     """Every text that is seen, with the box it takes."""
-    seen = []
-    for text in figure.findobj(Text):
-        hidden = not text.get_visible() or not text.get_text().strip()
-        axes = text.axes
-        if hidden or (axes is not None and not axes.axison and text in _of_the_frame(axes)):
-            continue
-        box = text.get_window_extent()
-        if axes is not None and text in _ticks(axes) and not _in_view(axes, text):
-            continue
-        seen.append((text, box))
-    return seen
+    unseen = _unseen(figure)
+    return [
+        (text, text.get_window_extent())
+        for text in figure.findobj(Text)
+        if text.get_visible() and text.get_text().strip() and text not in unseen
+    ]
 
 
-def _of_the_frame(axes):
-    return [*_ticks(axes), axes.xaxis.label, axes.yaxis.label]
-
-
-def _ticks(axes):
-    return [t for axis in (axes.xaxis, axes.yaxis) for t in axis.get_ticklabels(which="both")]
-
-
-def _in_view(axes, text):
-    """Ticks outside the limits are not drawn."""
-    shown = {
-        label for axis in (axes.xaxis, axes.yaxis) for tick in axis._update_ticks() for label in (tick.label1,)
-    }
-    return text in shown
+def _unseen(figure):
+    """Ticks outside the limits or left over from an earlier layout, and all of a frame that is off."""
+    found = set()
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            drawn = axis._update_ticks() if axes.axison else []
+            for tick in (*axis.majorTicks, *axis.minorTicks):
+                if tick not in drawn:
+                    found |= {tick.label1, tick.label2}
+            if not axes.axison:
+                found |= {axis.label, axis.offsetText}
+    return found
 
 
 def collisions(figure):

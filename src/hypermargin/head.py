@@ -169,6 +169,10 @@ class MarginHead(nn.Module):
             return self.m
         return bounded(self.m, *self.margin_bounds)
 
+    def current_lambda(self) -> float:
+        """λ of the schedules as the loss uses it now, the share of plain cos θ; 0 without one."""
+        return float(self._adjustment().lam)
+
     def forward(self, features: Tensor, labels: Tensor | None = None, *, mix: checks.Mix | None = None) -> Tensor:
         """The loss; without labels, the logits."""
         if labels is None:

@@ -21,10 +21,12 @@ except ModuleNotFoundError as missing:
 from hypermargin.cli import (  # noqa: F401  # importing a command registers it
     advise,
     bench,
+    compare,
     data,
     embed,
     evaluate,
     export,
+    plot,
     train,
     verify,
 )

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
-import typing
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from hypermargin.cli._app import app, plain_errors
+from hypermargin.cli._flags import add_command, flag, given_settings, setting_flags
 
-if typing.TYPE_CHECKING:
+if TYPE_CHECKING:
     from hypermargin.training import Config
 
 ABOUT = """Train an embedding with any head of the family.
@@ -34,18 +32,11 @@ Examples:
 def run(config: Path | None, out: Path | None, resume: bool, quiet: bool, **flags: Any) -> None:
     """What the command does with its flags; those not given are None or empty."""
     from hypermargin.training import DivergedError, Interrupted, RunError, train
-    from hypermargin.training.config import assignment, from_dict, read_toml, resumed
+    from hypermargin.training.config import from_dict, read_toml, resumed
     from hypermargin.training.monitor import words
 
     with plain_errors():
-        given = read_toml(config) if config else {}
-        for name, value in flags.items():
-            if value is None or value == []:
-                continue
-            if name in ("set", "model_set"):
-                option = "--" + name.replace("_", "-")
-                value = {**given.get(name, {}), **dict(assignment(text, option) for text in value)}
-            given[name] = value
+        given = given_settings(config, flags)
         settings = from_dict(given, str(config or "flags"))
         folder = out or _new_folder(settings)
         if resume and (folder / "run.json").exists():
@@ -72,53 +63,16 @@ def _new_folder(settings: Config) -> Path:
     return Path("runs") / next(n for n in names if n not in taken)
 
 
-def _parameter(name: str, kind: Any, flag: str, words: str, default: Any = None) -> inspect.Parameter:
-    option = typer.Option(flag, help=words, show_default=False)
-    annotation = Annotated[kind, option]
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-
-
-def _flags() -> list[inspect.Parameter]:
-    """A parameter of the command for each setting."""
-    from hypermargin.training.config import KINDS, Config
-
-    found = []
-    for field in dataclasses.fields(Config):
-        flag = "--" + field.name.replace("_", "-")
-        kind: Any = KINDS[field.name][0]
-        default = getattr(Config(), field.name)
-        words = field.metadata["help"]
-        if field.metadata["choices"]:
-            words += f" ({', '.join(field.metadata['choices'])})"
-        if default is not None and default not in ({}, []):
-            shown = ", ".join(map(str, default)) if isinstance(default, list) else default
-            words += f"  [default: {shown}]"
-        if kind is bool:
-            flag = f"{flag}/--no-{flag[2:]}"
-        elif kind is dict:
-            kind = list[str]
-        elif kind is list:
-            kind = list[float] if default and isinstance(default[0], float) else list[str]
-        found.append(_parameter(field.name, kind | None, flag, words))
-    return found
-
-
-def _register() -> None:
-    parameters = [
-        _parameter("config", Path | None, "--config", "a TOML file of settings"),
-        _parameter("out", Path | None, "--out", "the run's folder; default runs/DATA-HEAD"),
-        _parameter("resume", bool, "--resume", "go on with the run in --out, if there is one", False),
-        _parameter("quiet", bool, "--quiet", "only the result", False),
-        *_flags(),
-    ]
-
-    def train(**given: Any) -> None:
-        run(**given)
-
-    train.__doc__ = ABOUT
-    train.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads it
-    train.__annotations__ = {p.name: p.annotation for p in parameters}
-    app.command("train")(train)
-
-
-_register()
+add_command(
+    app,
+    "train",
+    ABOUT,
+    run,
+    [
+        flag("config", Path | None, "a TOML file of settings"),
+        flag("out", Path | None, "the run's folder; default runs/DATA-HEAD"),
+        flag("resume", bool, "go on with the run in --out, if there is one", False),
+        flag("quiet", bool, "only the result", False),
+        *setting_flags(),
+    ],
+)

@@ -94,13 +94,13 @@ class Display:
         with replacing(path) as temporary:
             figure.savefig(temporary, dpi=DPI, facecolor=figure.get_facecolor())
 
-    def svg(self, *, dark: bool = False) -> str:
-        """The picture as the text of an SVG file, the same every time."""
+    def svg(self, *, dark: bool = False, size: tuple[float, float] | None = None) -> str:
+        """The picture as the text of an SVG file, the same every time; `size` in inches instead of its own."""
         import matplotlib
 
         file = io.StringIO()
         with matplotlib.rc_context({"svg.hashsalt": "hypermargin"}):
-            figure = self._figure(dark)
+            figure = self._figure(dark, size)
             figure.savefig(file, format="svg", facecolor=figure.get_facecolor(), metadata={"Date": None})
         text = file.getvalue()
         if dark:
@@ -108,8 +108,8 @@ class Display:
         rules = f"<style>@media (prefers-color-scheme: dark) {{ {recoloured('')} }}</style>"
         return text.replace("<defs>", f"{rules}\n <defs>", 1)
 
-    def _figure(self, dark: bool) -> Figure:
-        ax = new_axes(self.size, dark=dark)
+    def _figure(self, dark: bool, size: tuple[float, float] | None = None) -> Figure:
+        ax = new_axes(size or self.size, dark=dark)
         self.plot(ax)
         return ax.get_figure(root=True)  # type: ignore[return-value]  # new axes have one
 

@@ -58,10 +58,13 @@ class RocDisplay(Display):
             shown, tar, drawstyle="steps-post", linewidth=1.8, label=_labelled(self.name, "AUC", self.auc)
         )
         if self.intervals:
-            f, (tar, low, high) = list(self.intervals), np.array(list(self.intervals.values())).T
+            f, tar, low, high = _by_far(self.intervals)
+            ax.fill_between(f, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
+            at = np.isclose(np.log10(f), np.round(np.log10(f)))  # more bars than powers of ten would crowd
+            at = at if at.any() else np.ones(len(f), bool)
             ax.errorbar(
-                f, tar, [tar - low, high - tar], fmt="o", markersize=4, capsize=4, linewidth=1.3,
-                color=line.get_color(), label="at fixed FAR, with interval",
+                f[at], tar[at], [(tar - low)[at], (high - tar)[at]], fmt="o", markersize=4, capsize=4,
+                linewidth=1.3, color=line.get_color(), label="at fixed FAR, with interval",
             )  # fmt: skip
         chance = np.geomspace(least, 1, 200)
         ax.plot(chance, chance, color=look(ax).faint, linewidth=0.9, linestyle=":", label="chance")
@@ -79,18 +82,22 @@ class DetDisplay(Display):
 
     far, frr   operating points, 2,000 at most
     eer        where they are equal
+    intervals  by FAR f: (FRR, low, high), where the pairs can show f
     """
 
     far: Floats
     frr: Floats
     eer: float
     name: str = ""
+    intervals: Mapping[float, tuple[float, float, float]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, found: Verification, name: str = "") -> DetDisplay:
-        """From what `verification` or `from_scores` found."""
+        """From what `verification` or `from_scores` found; with their intervals, if they were asked for."""
         points = thin(found.curve, list(found.tar))
-        return cls(found.curve.far[points], 1 - found.curve.tar[points], found.eer, name)
+        known = found.intervals or {}
+        band = {f: (1 - found.tar[f], 1 - known[f][1], 1 - known[f][0]) for f in found.supported if f in known}
+        return cls(found.curve.far[points], 1 - found.curve.tar[points], found.eer, name, band)
 
     def draw(self, ax: Axes) -> None:
         """With a mark at equal errors; where one error is 0 the line leaves the picture."""
@@ -101,6 +108,12 @@ class DetDisplay(Display):
         low = min(low, ax.get_xlim()[0]) if ax.lines else low
         far, frr = (_probit(error.clip(least / 10, 0.9)) for error in (self.far, self.frr))
         (line,) = ax.plot(far, frr, linewidth=1.8, label=_labelled(self.name, "EER", self.eer))
+        if self.intervals:
+            f, _, least_frr, most_frr = (_probit(v.clip(least / 10, 0.9)) for v in _by_far(self.intervals))
+            ax.fill_between(
+                f, least_frr, most_frr, color=line.get_color(), alpha=0.15, linewidth=0,
+                label="interval of the FRR at a fixed FAR",
+            )  # fmt: skip
         ax.plot([low, high], [low, high], color=look(ax).faint, linewidth=0.9, linestyle=":")
         if self.eer > 0:
             at = _probit(np.array([self.eer]))
@@ -178,6 +191,13 @@ class ScoresDisplay(Display):
 
 def _labelled(name: str, what: str, share: float) -> str:
     return f"{name + ': ' if name else ''}{what} {percent(round(share, 5))}"
+
+
+def _by_far(intervals: Mapping[float, tuple[float, float, float]]) -> tuple[Floats, Floats, Floats, Floats]:
+    """(FAR, value, low, high), FAR rising."""
+    f = np.array(sorted(intervals))
+    value, low, high = np.array([intervals[far] for far in f.tolist()]).T
+    return f, value, low, high
 
 
 def _probit(share: Floats) -> Floats:

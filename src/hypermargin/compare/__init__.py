@@ -1,0 +1,16 @@
+"""Heads side by side: the same data, the same budget, several seeds, and a report.
+
+plan        what is compared
+worker      one run, in a process of its own
+server      starts them
+pool        several of them at a time
+measure     what is kept of a run
+numbers     the table, and which differences exceed the noise
+reading     the table in plain words
+comparison  all of it, from the plan to the report
+"""
+
+from hypermargin.compare.comparison import Comparison, compare
+from hypermargin.compare.plan import HEADS, Plan
+
+__all__ = ["HEADS", "Comparison", "Plan", "compare"]

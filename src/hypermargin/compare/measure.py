@@ -1,0 +1,130 @@
+"""What the table and the pictures need of one run: measures.json and arrays.npz in its folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hypermargin.data.base import Rows
+from hypermargin.evaluate import evaluate, thin
+from hypermargin.files import replacing, write_text
+from hypermargin.margins import NoMargin
+from hypermargin.plots.angles import AnglesDisplay
+from hypermargin.plots.learned import snapshots
+from hypermargin.plots.norms import NormsDisplay
+from hypermargin.plots.verification import ScoresDisplay
+from hypermargin.shipping.model import find_device
+from hypermargin.training import load
+from hypermargin.training.evaluation import (
+    PARTS,
+    Parts,
+    choose_thresholds,
+    classify,
+    kept_promises,
+    margin_of,
+    open_parts,
+)
+
+MOST_KEPT = 4000  # samples whose angles and lengths are kept for pictures
+MOST_DOTS = 600  # of a picture in the plane
+Numbers = dict[str, float]
+Arrays = dict[str, Any]
+
+
+def measure(folder: Path, *, plane: bool, spent: Numbers) -> None:
+    """Of a finished run: what the table shows, or what the picture in the plane does; and what it took."""
+    trained = load(folder, device=find_device("auto"))
+    parts = open_parts(folder, trained)
+    head, split, labels = trained.head, parts.split, parts.data.labels
+    numbers, arrays = _plane(folder, parts) if plane else _table(parts)
+    numbers |= spent
+    with replacing(folder / "arrays.npz") as temporary:
+        np.savez_compressed(temporary, allow_pickle=False, **arrays)
+    about: dict[str, Any] = {
+        "numbers": {name: value for name, value in numbers.items() if math.isfinite(value)},
+        "head": {
+            "margin": head.margin.name,
+            "numbers": dataclasses.asdict(margin_of(head) or head.margin),  # type: ignore[call-overload]  # dataclasses
+            "lambda": head.current_lambda(),
+            "scale": float(head.current_scale().detach()),
+            "unit_features": head.unit_features,
+            "unit_weight": head.unit_weight,
+        },
+        "data": {
+            "name": Path(parts.data.name).name,
+            "shape": list(parts.data.shape),
+            "open_set": bool(split.open_set),
+            "parts": {name: _sizes(labels, getattr(split, name)) for name in PARTS},
+        },
+        "parameters": sum(p.numel() for p in trained.network.parameters()),
+    }
+    write_text(folder / "measures.json", json.dumps(about, indent=1))  # last: a run that has it is done
+
+
+def _sizes(labels: Rows, rows: Rows) -> list[int]:
+    """Samples and identities of a part."""
+    return [len(rows), len(np.unique(labels[rows]))]
+
+
+def _table(parts: Parts) -> tuple[Numbers, Arrays]:
+    """Of the test part: verification, identification, angles; of the training part: was the margin met?"""
+    head = parts.trained.head
+    features, labels = parts.compared("test")
+    found = evaluate(features, labels, confidence=None)
+    v, g = found.verification, found.geometry
+    numbers = {
+        "eer": v.eer,
+        "tar": v.tar[1e-3] if 1e-3 in v.supported else math.nan,
+        "rank1": found.identification.rank[1],
+        "intra": math.degrees(g.intra),
+        "inter": math.degrees(g.inter),
+    }
+    prototypes, targets = None, labels
+    known = choose_thresholds(parts)
+    if parts.split.open_set:
+        far, tar = v.curve.at(known.eer)
+        numbers["pair_accuracy"] = (tar + 1 - far) / 2 if known.part != "test" else math.nan
+    else:
+        numbers["accuracy"] = _accuracy(parts)
+        prototypes, targets = head.weight.detach(), parts.split.targets(labels)
+    promise = kept_promises(parts).prototypes
+    if promise is not None and promise.met is not None and not isinstance(head.margin, NoMargin):
+        numbers["met"] = promise.met
+    points = thin(v.curve, list(v.tar))
+    scores = ScoresDisplay.of(v.curve)
+    norms = NormsDisplay.of(features, labels)
+    angles = AnglesDisplay.of(features, targets, prototypes)
+    kept = np.random.default_rng(0).permutation(len(norms.norms))[:MOST_KEPT]
+    arrays = {
+        "far": v.curve.far[points], "tar": v.curve.tar[points], "impostors": np.array(v.impostor),
+        "edges": scores.edges, "genuine": scores.genuine, "impostor": scores.impostor,
+        "threshold": np.array(known.eer), "threshold_part": np.array(known.part),
+        "norms": norms.norms[kept], "cosines": norms.cosines[kept], "correlation": np.array(norms.correlation),
+        "own": angles.own, "rival": angles.rival, "against": np.array(angles.against),
+        "lengths": head.weight.detach().norm(dim=1).cpu().numpy(),
+    }  # fmt: skip
+    return numbers, arrays
+
+
+def _plane(folder: Path, parts: Parts) -> tuple[Numbers, Arrays]:
+    """Features of the test part at every checkpoint, some hundred of them."""
+    frames = snapshots(folder, part="test")
+    rows = np.random.default_rng(0).permutation(len(frames[0].labels))[:MOST_DOTS]
+    arrays = {
+        "epochs": np.array([frame.name for frame in frames]),
+        "features": np.stack([frame.features[rows].numpy() for frame in frames]),
+        "prototypes": np.stack([frame.prototypes.numpy() for frame in frames if frame.prototypes is not None]),
+        "labels": frames[0].labels[rows],
+        "names": np.array(parts.trained.classes),
+    }
+    return {"accuracy": _accuracy(parts)}, arrays
+
+
+def _accuracy(parts: Parts) -> float:
+    features, rows = parts.features("test")
+    return classify(parts.trained, features, parts.split.targets(parts.data.labels)[rows]).accuracy

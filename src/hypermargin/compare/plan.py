@@ -1,0 +1,127 @@
+"""What is compared: heads, seeds, and the settings that all of them share. The plan is a file, and can grow."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hypermargin import checks
+from hypermargin.family import create_head, list_heads
+from hypermargin.files import write_text
+from hypermargin.training import RunError
+from hypermargin.training.config import Config, call, from_dict
+from hypermargin.training.run import read_json
+
+HEADS = ("softmax", "normface", "a-softmax", "cosface", "arcface")
+OWN = ("head", "set", "seed", "threads")  # settings that a comparison decides itself
+# In the plane one sees what a head does; all checkpoints are kept, to see it happen.
+PLANE = {"dim": 2, "batch": 64, "lr": 0.003, "evaluate": 0, "split": "sample", "test": 0.2, "validation": 0.0}
+DIGITS = {"data": "digits", "model": "lenet++", "model_set": {"width": 16}, "split": "given"}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training: `head` as it was written, and where it happens. `plane`: for a picture, not for the table."""
+
+    head: str
+    seed: int
+    folder: Path
+    config: Config
+    plane: bool = False
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.head} in the plane" if self.plane else f"{self.head}, seed {self.seed}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`settings` are training.Config's, without the head's; `plane` the epochs of the runs in two dimensions."""
+
+    settings: dict[str, Any]
+    heads: tuple[str, ...] = HEADS
+    seeds: int = 3
+    plane: int = 15
+
+    def __post_init__(self) -> None:
+        checks.count("seeds", self.seeds)
+        checks.count("plane", self.plane, 0)
+        if not self.heads:
+            raise ValueError(f"heads must name at least one head; got none. There are {', '.join(list_heads())}.")
+        for name in OWN:
+            if name in self.settings:
+                raise ValueError(
+                    f"{name} is not a setting of a comparison; got {self.settings[name]!r}. Heads and numbers of "
+                    "theirs are given as --head arcface:m=0.3,scale=16, seeds as --seeds 3."
+                )
+        for head in self.heads:
+            name, overrides = call(head, "--head")
+            create_head(name, 2, 2, **overrides)  # an error in it should come now, not from every run
+        slugs = [slug(head) for head in self.heads]
+        for head, name in zip(self.heads, slugs, strict=True):
+            if slugs.count(name) > 1:
+                raise ValueError(f"heads must differ; got {head!r} twice.")
+        from_dict(self.settings, "settings")
+
+    def runs(self, out: Path) -> list[Run]:
+        """Every seed of every head; one seed of all heads first, so that something can be seen early."""
+        base = {"tensorboard": False, **self.settings}
+        return [
+            Run(head, seed, out / "runs" / f"{slug(head)}-seed{seed}", _config(base, head, seed))
+            for seed in range(self.seeds)
+            for head in self.heads
+        ]
+
+    def plane_runs(self, out: Path) -> list[Run]:
+        """One run of each head in two dimensions: on the ten classes kept in plane/data.npz, or on digits."""
+        if not self.plane:
+            return []
+        own = out / "plane" / "data.npz"
+        kept = ("model", "model_set", "device", "precision", "augment")
+        base = {"tensorboard": False, "epochs": self.plane, "keep": self.plane, **PLANE}
+        if own.exists():
+            base |= {k: v for k, v in self.settings.items() if k in kept} | {"data": str(own)}
+        else:
+            base |= DIGITS
+        return [Run(head, 0, out / "plane" / slug(head), _config(base, head, 0), plane=True) for head in self.heads]
+
+    def save(self, out: Path) -> None:
+        """As plan.json."""
+        write_text(out / "plan.json", json.dumps({"format": 1, **dataclasses.asdict(self)}, indent=1))
+
+    @classmethod
+    def read(cls, out: Path) -> Plan:
+        """From plan.json."""
+        saved = read_json(out / "plan.json")
+        saved.pop("format", None)
+        try:
+            return cls(**{**saved, "heads": tuple(saved["heads"])})
+        except (TypeError, KeyError, ValueError) as error:
+            raise RunError(f"{out / 'plan.json'} is damaged: {error}") from None
+
+    def grown(self, settings: dict[str, Any], heads: tuple[str, ...], seeds: int | None) -> Plan:
+        """The plan with more heads and seeds. Settings must be the same: runs that differ cannot be compared."""
+        for name, value in settings.items():
+            there = self.settings.get(name, getattr(Config(), name))
+            if value != there:
+                raise ValueError(
+                    f"--resume goes on with the comparison as it was started, with {name} = {there!r}; got "
+                    f"{value!r}. Leave it out, or start another with a new --out."
+                )
+        more = tuple(head for head in heads if slug(head) not in {slug(known) for known in self.heads})
+        return dataclasses.replace(self, heads=self.heads + more, seeds=max(self.seeds, seeds or 0))
+
+
+def _config(base: dict[str, Any], head: str, seed: int) -> Config:
+    name, overrides = call(head, "--head")
+    return from_dict({**base, "head": name, "set": overrides, "seed": seed}, head)
+
+
+def slug(head: str) -> str:
+    """The name of a head's folders: arcface:m=0.3 is arcface-m-0.3."""
+    return re.sub(r"[^a-z0-9.]+", "-", head.lower()).strip("-")

@@ -1,0 +1,218 @@
+"""Several runs at a time, each in a process of its own, all of them watched."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import queue
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from hypermargin.compare.plan import Run
+from hypermargin.files import write_text
+from hypermargin.training import Interrupted
+from hypermargin.training.config import read_toml
+from hypermargin.training.monitor import say
+from hypermargin.training.process import stop_signals
+
+STEP = re.compile(r"step (\d+)/(\d+)\s+(.*)")
+STOPPED = 130, -2, -15  # exit codes of runs that were asked to stop
+TICK = 0.3  # seconds between looks at what the runs say
+
+
+@dataclass
+class Seen:
+    """How far a run is, for whoever watches. `state`: waiting, running, done, failed or stopped."""
+
+    run: Run
+    state: str = "waiting"
+    pid: int = 0
+    step: int = 0
+    total: int = 0
+    words: str = ""
+    read: int = 0  # bytes of its output
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return self.run.name
+
+
+Watch = Callable[[Sequence[Seen], Seen], None]
+
+
+def is_done(folder: Path) -> bool:
+    """Trained and measured."""
+    return (folder / "measures.json").exists()
+
+
+def failure(folder: Path) -> str | None:
+    """Why a run failed, if it did."""
+    path = folder / "failed.json"
+    return str(json.loads(path.read_text(encoding="utf-8"))["error"]) if path.exists() else None
+
+
+def work(runs: Sequence[Run], *, jobs: int, threads: int, watch: Watch) -> None:
+    """All runs that are not done yet, `jobs` at a time. A failed one is noted, and the others go on.
+
+    Ctrl-C and SIGTERM stop all of them, saved, and raise Interrupted.
+    """
+    seen = [Seen(run, "done" if is_done(run.folder) else "waiting") for run in runs]
+    waiting = [each for each in seen if each.state == "waiting"]
+    working: dict[str, Seen] = {}
+    if not waiting:
+        return
+    with _server(threads) as (orders, news), stop_signals() as stopped:
+        while working or (waiting and not stopped):
+            while waiting and len(working) < jobs and not stopped:
+                each = waiting.pop(0)
+                _prepare(each, threads)
+                working[str(each.run.folder)] = each
+                orders.write(json.dumps(str(each.run.folder)) + "\n")
+                orders.flush()
+                each.state = "running"
+            if stopped and not orders.closed:
+                orders.close()
+            for each in working.values():
+                if _listen(each):
+                    watch(seen, each)
+            try:
+                told = news.get(timeout=TICK)
+            except queue.Empty:
+                continue
+            if told is None:
+                raise RuntimeError("the process that starts the runs has ended. Add --resume to go on.")
+            each = working[told["folder"]]
+            if "pid" in told:
+                each.pid = told["pid"]
+            else:
+                del working[told["folder"]]
+                _listen(each)
+                each.state = _ended(each, told["code"])
+            watch(seen, each)
+    if stopped:
+        raise Interrupted("stopped; every run under way is saved")
+
+
+@contextlib.contextmanager
+def _server(threads: int) -> Iterator[tuple[IO[str], queue.SimpleQueue[Any]]]:
+    """Where to order runs, and where their beginnings and ends are told; None when nothing more will be."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hypermargin.compare.server"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+        start_new_session=True,  # Ctrl-C comes to us, and we let the runs stop
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    answers, news = process.stdout, queue.SimpleQueue[Any]()
+
+    def hear() -> None:
+        for line in answers:
+            news.put(json.loads(line))
+        news.put(None)
+
+    threading.Thread(target=hear, daemon=True).start()
+    try:
+        yield process.stdin, news
+    finally:
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+        process.wait()
+
+
+def _prepare(each: Seen, threads: int) -> None:
+    folder = each.run.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "failed.json").unlink(missing_ok=True)  # it is tried again
+    started = folder / "config.toml"
+    if started.exists():  # a run goes on with the threads it was started with: they decide how sums are rounded
+        with contextlib.suppress(ValueError):  # if that is damaged, the run will say so
+            threads = read_toml(started).get("threads", threads)
+    config = dataclasses.asdict(dataclasses.replace(each.run.config, threads=threads))
+    write_text(folder / "job.json", json.dumps({"config": config, "plane": each.run.plane}, indent=1))
+    output = folder / "output.txt"
+    each.read = output.stat().st_size if output.exists() else 0
+
+
+def _listen(each: Seen) -> bool:
+    """Read in what a run has said since, how far it is; False: nothing."""
+    try:
+        with (each.run.folder / "output.txt").open("rb") as file:
+            file.seek(each.read)
+            text = file.read()
+    except FileNotFoundError:
+        return False
+    whole = text.rfind(b"\n") + 1
+    each.read += whole
+    found = STEP.findall(text[:whole].decode("utf-8", errors="replace"))
+    if found:
+        each.step, each.total, each.words = int(found[-1][0]), int(found[-1][1]), found[-1][2]
+    return bool(found)
+
+
+def _ended(each: Seen, code: int) -> str:
+    folder = each.run.folder
+    if code == 0:
+        return "done"
+    if code in STOPPED:
+        return "stopped"
+    if failure(folder) is None:  # it could not say why itself
+        why = f"the process ended with signal {-code}" if code < 0 else f"the process ended with exit code {code}"
+        said = (folder / "output.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        last = f"; its last words: {said[-1]}" if said else ""
+        write_text(folder / "failed.json", json.dumps({"error": why + last}))
+    each.words = failure(folder) or ""
+    return "failed"
+
+
+@contextlib.contextmanager
+def shown() -> Iterator[Watch]:
+    """A bar for each run under way and one for all, in a terminal; a line a run elsewhere."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        told: dict[str, str] = {}
+
+        def line(seen: Sequence[Seen], about: Seen) -> None:
+            if told.get(about.name) != about.state:
+                told[about.name] = about.state
+                ended = sum(each.state not in ("waiting", "running") for each in seen)
+                words = f"  {about.words}" if about.words else ""
+                say(f"{ended}/{len(seen)}  {about.name}: {about.state}{words}")
+
+        yield line
+        return
+    words = TextColumn("{task.fields[words]}")
+    with Progress(
+        TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), words, console=console
+    ) as bar:
+        everything = bar.add_task("all runs", words="")
+        tasks: dict[str, Any] = {}
+
+        def move(seen: Sequence[Seen], about: Seen) -> None:
+            done = sum(1.0 if each.state in ("done", "failed") else each.step / max(1, each.total) for each in seen)
+            bar.update(everything, completed=done, total=len(seen))
+            if about.state == "running":
+                if about.name not in tasks:
+                    tasks[about.name] = bar.add_task(about.name, words="")
+                total = about.total or None  # None: not known yet
+                bar.update(tasks[about.name], completed=about.step, total=total, words=about.words[:60])
+            elif about.name in tasks:
+                bar.remove_task(tasks.pop(about.name))
+                if about.state == "failed":
+                    bar.console.print(f"{about.name} failed: {about.words}", markup=False, highlight=False)
+
+        yield move

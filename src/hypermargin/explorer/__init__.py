@@ -1,0 +1,139 @@
+"""The explorer: one page, without network or libraries, in which margins are understood by moving sliders.
+
+    write("explorer.html")           a page of its own
+    css, body, script = parts()      the same explorer inside another page, all of it below `.hm-explorer`
+
+The page computes by itself; its numbers are those of `margins`, `functional`, `advise` and `hinge`, and tests hold
+them together. Heads and colours come from the library, words from words.json.
+
+    maths.js     the formulas                    draw.js    SVG from numbers
+    panels.js    what follows from the state     ladder.js  from the hinge to AM-Softmax, a step at a time
+    explorer.js  the state and its controls
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from hypermargin import checks
+from hypermargin.family import FAMILY
+from hypermargin.files import write_text
+from hypermargin.margins import ArcFace, Combined, CosFace, Margin, NoMargin, SphereFace
+from hypermargin.plots.style import DARK, LIGHT, Look
+from hypermargin.schedule import LambdaAnnealing
+
+SCRIPTS = "maths.js", "draw.js", "panels.js", "ladder.js", "explorer.js"
+# Nothing may be fetched, not even by mistake.
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; base-uri 'none'"
+
+
+def page(lang: str = "en") -> str:
+    """The whole HTML document; `lang` is the language it opens in, "en" or "zh"."""
+    css, body, script = parts(lang)
+    title = words()[lang]["title"]
+    return f"""<!doctype html>
+<html lang="{lang}">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta http-equiv="Content-Security-Policy" content="{POLICY}">
+<title>{title}</title>
+<style>
+body {{ margin: 0; }}
+{css}
+</style>
+</head>
+<body>
+{body}
+<script>
+{script}
+</script>
+</body>
+</html>
+"""
+
+
+def parts(lang: str = "en") -> tuple[str, str, str]:
+    """CSS, body and script. The script runs once, after the body, on the first `.hm-explorer` of the document."""
+    checks.one_of("lang", lang, list(words()))
+    # "</" would end the script element that this is written into.
+    data = json.dumps({"lang": lang, "words": words(), "heads": heads()}, ensure_ascii=False).replace("</", "<\\/")
+    code = "\n".join(_asset(name) for name in SCRIPTS)
+    script = f'((root, data) => {{\n"use strict";\n{code}\n}})(document.querySelector(".hm-explorer"), {data});'
+    return f"{_colours()}\n{_asset('explorer.css')}", _asset("page.html"), script
+
+
+def write(path: str | os.PathLike[str], lang: str = "en") -> None:
+    """`page` as a file."""
+    write_text(Path(path), page(lang))
+
+
+def words() -> dict[str, dict[str, str]]:
+    """Every word on the page, by language and key."""
+    found: dict[str, dict[str, str]] = json.loads(_asset("words.json"))
+    return found
+
+
+def heads() -> list[dict[str, Any]]:
+    """The family as settings of the sliders: m1, m2, m3, λ where its schedule ends, s, and which sides are unit.
+
+    A head whose ψ is not g(m1·θ + m2) − m3 has no such setting and is left out.
+    """
+    found = []
+    for name, recipe in FAMILY.items():
+        numbers = _numbers(recipe.margin)
+        if numbers is None:
+            continue
+        schedule = recipe.schedule() if recipe.schedule else None
+        found.append(
+            {
+                "name": name,
+                **dict(zip(("m1", "m2", "m3"), numbers, strict=True)),
+                "lambda": schedule.floor if isinstance(schedule, LambdaAnnealing) else 0.0,
+                "s": recipe.scale,
+                "unit_features": recipe.unit_features,
+                "unit_weight": recipe.unit_weight,
+                "paper": recipe.paper,
+            }
+        )
+    return found
+
+
+def _numbers(margin: Margin) -> tuple[float, float, float] | None:
+    """(m1, m2, m3) of a margin g(m1·θ + m2) − m3; None for one that is not of this form."""
+    match margin:
+        case NoMargin():
+            return 1.0, 0.0, 0.0
+        case SphereFace(m=m, beyond="smooth"):
+            return m, 0.0, 0.0
+        case ArcFace(m=m, beyond="smooth"):
+            return 1.0, m, 0.0
+        case CosFace(m=m):
+            return 1.0, 0.0, m
+        case Combined(m1=m1, m2=m2, m3=m3, beyond="smooth"):
+            return m1, m2, m3
+    return None
+
+
+def _colours() -> str:
+    """The pictures' colours as CSS variables: light, dark by the reader's preference, and either by the switch."""
+
+    def rules(colours: Look, scheme: str) -> str:
+        return f"color-scheme: {scheme}; " + " ".join(
+            f"--{name}: {value};" for name, value in asdict(colours).items()
+        )
+
+    dark = rules(DARK, "dark")
+    return f""".hm-explorer {{ {rules(LIGHT, "light")} }}
+@media (prefers-color-scheme: dark) {{ .hm-explorer:not([data-theme="light"]) {{ {dark} }} }}
+.hm-explorer[data-theme="dark"] {{ {dark} }}"""
+
+
+def _asset(name: str) -> str:
+    return files(__name__).joinpath(name).read_text(encoding="utf-8")

@@ -1,0 +1,135 @@
+"""What the checkpoints of a run have learned: features, labels and prototypes, ready to be drawn or measured."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from torch import Tensor
+
+from hypermargin import checks
+from hypermargin.data.base import Rows
+from hypermargin.head import MarginHead
+from hypermargin.numerics import unit
+from hypermargin.training import CheckpointError, Config, RunError, checkpoint, load, train
+from hypermargin.training.evaluation import PARTS, Parts, features_of, open_parts
+from hypermargin.training.monitor import say
+from hypermargin.training.run import restore
+
+MOST = 20_000  # samples: enough for any picture
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """A part of a run's data, seen by the weights of one checkpoint.
+
+    name        "epoch 3"; "epoch 3, step 420" of one within an epoch
+    features    (N, d) as the network gives them
+    labels      (N,) rows of the prototypes; identities of the data where the head does not know them
+    prototypes  (C, d) class weights as the head uses them, unit if it makes them so; None in an open set
+    classes     names of the labels 0, 1, …
+    """
+
+    name: str
+    step: int
+    features: Tensor
+    labels: Rows
+    prototypes: Tensor | None
+    classes: tuple[str, ...]
+
+
+def snapshots(
+    run: str | Path,
+    part: str = "test",
+    *,
+    epochs: Sequence[int] | None = None,
+    most: int = MOST,
+    trust: bool = False,
+) -> list[Snapshot]:
+    """One for each checkpoint that the run kept (its setting `keep`), oldest first; damaged ones are passed over.
+
+    - epochs: only those at the end of these, counted from 1
+    - most: samples, in whole identities
+    - trust: import the code that a model MODULE:FUNCTION names, as in `hypermargin.load`
+    """
+    folder = Path(run)
+    parts = parts_of(folder, part, "last", most, trust)
+    trained, found = parts.trained, []
+    there: list[int] = []
+    for path in checkpoint.steps(folder / "checkpoints"):
+        try:
+            saved = checkpoint.load(path)
+        except CheckpointError as error:
+            say(f"{error}. It is left out.")
+            continue
+        epoch, within = int(saved.state["epoch"]), bool(saved.state["position"])
+        there += [] if within else [epoch]
+        if epochs is not None and (within or epoch not in epochs):
+            continue
+        restore(saved, trained.network, trained.head, averaged=trained.config.ema)
+        name = f"epoch {epoch + 1}, step {saved.step}" if within else f"epoch {epoch}"
+        found.append(_look(parts, part, name, saved.step))
+    if not found:
+        kept = ", ".join(map(str, there))
+        raise ValueError(f"epochs: none of {list(epochs or ())} is kept in {folder}; there are {kept}.")
+    return found
+
+
+def snapshot(run: str | Path, part: str = "test", *, most: int = MOST, trust: bool = False) -> Snapshot:
+    """Of the weights that `hypermargin.load` gives: the best on the validation part."""
+    parts = parts_of(Path(run), part, "best", most, trust)
+    return _look(parts, part, "best", parts.trained.step)
+
+
+def parts_of(
+    folder: Path, part: str, which: Literal["best", "last"] = "best", most: int = MOST, trust: bool = False
+) -> Parts:
+    """The run's data with its weights; an error if it has no such part."""
+    checks.one_of("part", part, PARTS)
+    if not folder.is_dir():
+        raise RunError(f"run: there is no folder {folder}.")
+    trained = load(folder, which, trust=trust)
+    parts = open_parts(folder, trained, most=most, say=say)
+    if len(parts.rows(part)) == 0:
+        raise ValueError(f"part: the run has no {part} part. Take another.")
+    return parts
+
+
+def _look(parts: Parts, part: str, name: str, step: int) -> Snapshot:
+    features, rows = features_of(parts.trained, parts.feed, parts.rows(part))
+    labels = parts.data.labels[rows]
+    head = parts.trained.head
+    if parts.split.open_set and part != "train":
+        return Snapshot(name, step, features, labels, None, tuple(parts.data.classes))
+    targets = parts.split.targets(labels)
+    return Snapshot(name, step, features, targets, effective(head), parts.trained.classes)
+
+
+def effective(head: MarginHead) -> Tensor:
+    """The class weights as the logits see them: unit where the head makes them so. A copy."""
+    weight = head.weight.detach().float().cpu()
+    return unit(weight) if head.unit_weight else weight.clone()
+
+
+@functools.cache
+def _kept(head: str, dim: int) -> tempfile.TemporaryDirectory[str]:
+    """A few seconds on one core; the folder is removed when the process ends."""
+    folder = tempfile.TemporaryDirectory(prefix="hypermargin-")
+    epochs = 12
+    say(f"no run given: training {head} on digits in {dim} dimensions, {epochs} epochs, some seconds")
+    config = Config(
+        data="digits", head=head, dim=dim, model="lenet++", model_set={"width": 8}, augment="none", epochs=epochs,
+        batch=32, lr=0.005, head_lr=0.02, weight_decay=0.05, evaluate=0, keep=epochs, tensorboard=False, workers=0,
+        threads=1, device="cpu",
+    )  # fmt: skip
+    train(config, folder.name, quiet=True)
+    return folder
+
+
+def small_run(head: str, dim: int) -> str:
+    """The folder of a run on digits, with a checkpoint an epoch; trained once a process."""
+    return _kept(head, dim).name

@@ -1,0 +1,156 @@
+"""What a report draws: of all heads together, and of each of them side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hypermargin import margins
+from hypermargin.compare import Comparison
+from hypermargin.compare.plan import Run
+from hypermargin.margins import Margin, NoMargin, SphereFace
+from hypermargin.plots import Display
+from hypermargin.plots.angles import AnglesDisplay
+from hypermargin.plots.boundary import BoundaryDisplay
+from hypermargin.plots.comparison import HeadsRocDisplay, TrainingAnglesDisplay
+from hypermargin.plots.norms import NormsDisplay
+from hypermargin.plots.psi import PsiDisplay
+from hypermargin.plots.verification import ScoresDisplay
+from hypermargin.plots.weights import WeightsDisplay
+
+
+class Row(NamedTuple):
+    """A kind of picture: its title, what to look for, and one display for each head that has it."""
+
+    title: str
+    words: str
+    displays: Mapping[str, Display]
+
+
+def trained_margin(about: dict[str, Any]) -> Margin:
+    """ψ as it was trained in the end, λ included, from a run's measures.json."""
+    head = about["head"]
+    margin = margins.get(head["margin"])(**head["numbers"])
+    if isinstance(margin, SphereFace) and head["lambda"] > 1e-3:
+        return dataclasses.replace(margin, lam=head["lambda"])
+    return margin
+
+
+def together(found: Comparison) -> list[Row]:
+    """Pictures that hold all heads."""
+    first = {head: next(iter(seeds.values())) for head, seeds in found.measured.items() if seeds}
+    rows = []
+    curves: dict[str, Any] = {}
+    lengths: dict[str, Any] = {}
+    for run in found.plan.runs(found.folder):
+        kept = found.arrays(run)
+        if kept:
+            curves.setdefault(run.head, []).append((kept["far"], kept["tar"], int(kept["impostors"])))
+            if not first[run.head]["head"]["unit_weight"]:
+                lengths.setdefault(run.head, kept["lengths"])
+    if curves:
+        words = "Further up is better; the left end shows how a head does where false accepts must be rare."
+        rows.append(Row("ROC", words, {"": HeadsRocDisplay.of(curves)}))
+    distinct = list(dict.fromkeys(trained_margin(about) for about in first.values()))
+    if distinct:
+        words = "What each margin makes of the target's cosine, as trained, and how steeply it falls."
+        rows.append(Row("ψ, as trained", words, {"": PsiDisplay.of(distinct)}))
+    if lengths:
+        words = "Heads with free weights can give a class more room by a longer weight, instead of by angle."
+        rows.append(
+            Row(
+                "Lengths of the class weights",
+                words,
+                {"": WeightsDisplay(lengths, dict.fromkeys(lengths, False), title="")},
+            )
+        )
+    return rows
+
+
+def side_by_side(found: Comparison) -> list[Row]:
+    """A picture a head, of its first seed that is done; training angles over all seeds."""
+    firsts: dict[str, tuple[Run, dict[str, Any]]] = {}
+    for run in found.plan.runs(found.folder):
+        if run.head not in firsts and (kept := found.arrays(run)):
+            firsts[run.head] = run, kept
+    bands: dict[str, Display] = {}
+    for head, seeds in found.measured.items():
+        for about in list(seeds.values())[:1]:
+            margin = trained_margin(about)
+            if not isinstance(margin, NoMargin):
+                bands[head] = BoundaryDisplay.of(margin, math.pi / 2, circle=True)
+    angles, scores, norms = {}, {}, {}
+    for head, (_, kept) in firsts.items():
+        angles[head] = AnglesDisplay(kept["own"], kept["rival"], str(kept["against"]), title="")
+        thresholds = {f"equal errors on the {kept['threshold_part']} part": float(kept["threshold"])}
+        scores[head] = ScoresDisplay(kept["edges"], kept["genuine"], kept["impostor"], thresholds)
+        norms[head] = NormsDisplay(kept["norms"], kept["cosines"], float(kept["correlation"]))
+    rows = [
+        Row("The band between two classes 90° apart", "No sample of either class may lie in it.", bands),
+        Row("Angles while training", "Means and their range over seeds. The own class must come below the others.",
+            _training(found)),
+        Row("Angles of the test samples", "To the own class and to the nearest other. Overlap is error.", angles),
+        Row("Scores of the test pairs", "The line is the threshold, chosen without the test.", scores),
+        Row("Length and fit", "Does a short feature mean a poor image?", norms),
+    ]  # fmt: skip
+    return [row for row in rows if row.displays]
+
+
+def _training(found: Comparison) -> dict[str, Display]:
+    """From the logs."""
+    seen: dict[str, list[tuple[list[int], list[float], list[float]]]] = {}
+    epochs: dict[str, int] = {}
+    for run in found.plan.runs(found.folder):
+        if found.arrays(run):
+            lines = [line for line in _log(run.folder) if line["kind"] == "train" and "angle" in line]
+            columns = ([line[name] for line in lines] for name in ("step", "angle", "rival_angle"))
+            seen.setdefault(run.head, []).append(tuple(columns))  # type: ignore[arg-type]  # three of them
+            epochs[run.head] = run.config.epochs
+    displays: dict[str, Display] = {}
+    for head, seeds in seen.items():
+        steps = seeds[0][0]
+        alike = [each for each in seeds if each[0] == steps]
+        if len(steps) > 1:
+            own, rival = (np.array([each[k] for each in alike]) for k in (1, 2))
+            displays[head] = TrainingAnglesDisplay(np.array(steps) * (epochs[head] / steps[-1]), own, rival)
+    return displays
+
+
+def _log(folder: Path) -> Iterator[dict[str, Any]]:
+    for line in (folder / "log.jsonl").read_text(encoding="utf-8").splitlines():
+        yield json.loads(line)
+
+
+def plane(found: Comparison) -> list[dict[str, Any]]:
+    """For the moving picture: by head the features at every epoch, three digits of them."""
+    heads = []
+    for run in found.plan.plane_runs(found.folder):
+        kept = found.arrays(run)
+        if not kept:
+            continue
+        features, prototypes = kept["features"], kept["prototypes"]
+        accuracy = json.loads((run.folder / "measures.json").read_text(encoding="utf-8"))["numbers"]["accuracy"]
+        heads.append(
+            {
+                "head": run.head,
+                "accuracy": accuracy,
+                "epochs": [str(name) for name in kept["epochs"]],
+                "labels": kept["labels"].tolist(),
+                "names": [str(name) for name in kept["names"]],
+                "features": [_short(frame) for frame in features],
+                "directions": [
+                    _short(p / np.linalg.norm(p, axis=1, keepdims=True).clip(1e-12)) for p in prototypes
+                ],
+            }
+        )
+    return heads
+
+
+def _short(values: Any) -> list[float]:
+    return [float(f"{value:.3g}") for value in values.reshape(-1).tolist()]
