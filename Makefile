@@ -3,13 +3,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 RUNS := .venv/.runs
 READY := .venv/.ready
+DEMO := comparisons/demo
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 # oneDNN's AMX bf16 kernels die with SIGILL on some virtual CPUs; this keeps to the instructions they have.
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
 
 .DEFAULT_GOAL := demo
-.PHONY: help install demo test test-slow check format docs clean
+.PHONY: help install demo test test-slow check format docs gallery clean
 
 help:           ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -22,7 +23,7 @@ $(RUNS): pyproject.toml constraints.txt
 		|| { echo "hypermargin needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(PIP) torch
-	@$(PIP) -e '.[cli,plot,train]'
+	@$(PIP) -e '.[cli,learn,plot,train]'
 	@touch $@
 
 $(READY): $(RUNS)
@@ -30,14 +31,14 @@ $(READY): $(RUNS)
 	@$(PIP) -e '.[dev]'
 	@touch $@
 
-demo: $(RUNS)  ## train on generated characters; EER and rank-1 on characters never seen
-	@$(BIN)/hypermargin train --config examples/glyphs.toml
+demo: $(RUNS)  ## compare four heads on generated characters; writes a report to look at
+	@$(BIN)/hypermargin compare --config examples/demo.toml --out $(DEMO) --resume
 
 test: $(READY)  ## the tests
-	@$(BIN)/python -m pytest -n 2
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -rs
 
 test-slow: $(READY)  ## the slow tests too (inductor)
-	@$(BIN)/python -m pytest -n 2 -m 'not gpu'
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not gpu'
 
 check: $(READY)  ## ruff (lint and format) and mypy --strict
 	@$(BIN)/ruff check .
@@ -50,6 +51,10 @@ format: $(READY)  ## apply ruff's format and its safe fixes
 
 docs: $(READY)  ## write the family table into README.md
 	@$(BIN)/python docs/write_tables.py
+
+gallery: $(READY)  ## draw every picture of the docs anew, and photograph the pages
+	@test -e $(DEMO)/report.html || $(MAKE) demo
+	@$(BIN)/python docs/make_gallery.py $(DEMO)/report.html
 
 clean:          ## remove .venv and caches
 	@rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis

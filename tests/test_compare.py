@@ -158,7 +158,10 @@ def numbers_of(folder):
     }
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "kill-9"])
+@pytest.mark.parametrize(
+    "how",
+    [pytest.param(signal.SIGINT, id="ctrl-c"), pytest.param(signal.SIGKILL, id="kill-9", marks=pytest.mark.slow)],
+)
 def test_a_stopped_comparison_goes_on_to_the_same_numbers(how, done, data, tmp_path):
     flags = ["--data", data, "--split", "identity", "--epochs", 2, "--batch", 32, "--model", "lenet++", "--dim", 4]
     flags += ["--model-set", "width=4", "--log", 5, "--head", "softmax", "--head", "arcface:m=0.3", "--seeds", 2]

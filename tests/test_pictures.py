@@ -1,5 +1,6 @@
 """Laws for every picture of the catalogue: it can be drawn, read, saved, and its labels do not collide."""
 
+import functools
 import itertools
 import re
 from dataclasses import astuple
@@ -14,7 +15,6 @@ from hypermargin.plots import style
 
 DRAWN = {name: picture for name, picture in plots.pictures().items() if not picture.learned}
 over_pictures = pytest.mark.parametrize("name", DRAWN)
-over_looks = pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 
 
 def drawn(display, dark=False):
@@ -55,10 +55,14 @@ def collisions(figure):
     ]
 
 
+@functools.cache
+def made(name):
+    return plots.make(name)
+
+
 @over_pictures
-@over_looks
-def test_labels_do_not_collide_and_stay_inside(name, dark):
-    figure = drawn(plots.make(name), dark)
+def test_labels_do_not_collide_and_stay_inside(name):
+    figure = drawn(made(name))
     assert texts(figure), "a picture without a word explains nothing"
     assert collisions(figure) == []
     frame = figure.bbox.padded(1)
@@ -66,19 +70,18 @@ def test_labels_do_not_collide_and_stay_inside(name, dark):
         t.get_text() for t, box in texts(figure) if not (frame.contains(*box.min) and frame.contains(*box.max))
     ]
     assert outside == []
+    assert colours(figure) <= set(astuple(style.LIGHT)), "else it would stay black when an SVG turns dark"
+    assert colours(drawn(made(name), dark=True)) <= set(astuple(style.DARK))
 
 
-@over_pictures
-@over_looks
-def test_text_is_in_colours_of_the_look(name, dark):
-    """Else it would stay black when an SVG turns dark."""
-    colours = astuple(style.DARK if dark else style.LIGHT)
-    assert {to_hex(t.get_color()) for t, _ in texts(drawn(plots.make(name), dark))} <= set(colours)
+def colours(figure):
+    """Of all words."""
+    return {to_hex(text.get_color()) for text, _ in texts(figure)}
 
 
 @over_pictures
 def test_a_picture_becomes_files(name, tmp_path):
-    display = plots.make(name)
+    display = made(name)
     for ending, start in (("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")):
         path = tmp_path / f"{name}.{ending}"
         display.save(path)
@@ -93,9 +96,9 @@ def test_a_picture_becomes_files(name, tmp_path):
 
 @over_pictures
 def test_a_picture_fits_axes_of_yours(name):
-    figure = Figure(figsize=(12, 5), layout="constrained")
+    figure = Figure(figsize=(20, 9), layout="constrained")
     left, right = figure.subplots(1, 2)
-    display = plots.make(name)
+    display = made(name)
     display.plot(left)
     assert display.figure_ is figure
     figure.draw_without_rendering()

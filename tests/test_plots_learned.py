@@ -451,7 +451,7 @@ def test_an_open_set_has_centres_and_no_prototypes(tmp_path):
 @pytest.mark.parametrize("name", LEARNED)
 def test_pictures_of_a_run(name, closed, tmp_path_factory):
     run = closed if name != "sphere" else tiny(tmp_path_factory.mktemp("three"), "arcface", "sample", dim=3)
-    display = plots.make(name, run=str(run))
+    display = plots.make(name, **({"runs": [str(run)] * 2} if name == "heads" else {"run": str(run)}))
     for dark in (False, True):
         figure = drawn(display, dark)
         assert misplaced(figure) == []

@@ -22,6 +22,7 @@ from torch import nn
 import hypermargin as hm
 from hypermargin import cli
 from hypermargin.cli import train as train_command
+from hypermargin.cli._flags import setting_flags
 from hypermargin.data import Data, DataError, from_arrays
 from hypermargin.training import Config, DivergedError, RunError, load, train, watch
 from hypermargin.training.build import build_head, resolve, resolve_head
@@ -77,7 +78,7 @@ def test_settings_survive_toml():
 
 
 def test_examples_of_the_help_name_real_flags():
-    flags = {p.name for p in train_command._flags()} | {"config", "out", "resume", "quiet"}
+    flags = {p.name for p in setting_flags()} | {"config", "out", "resume", "quiet"}
     used = set(re.findall(r"--([a-z-]+)", train_command.ABOUT))
     assert len(used) > 10
     assert {name.replace("-", "_") for name in used} <= flags

@@ -61,7 +61,7 @@ def run(
                 plan = Plan(given, wanted or HEADS, **numbers)
             with shown() as watch:
                 found = compare(plan, folder, resume=resume, jobs=jobs, watch=watch)
-        except (RunError, OSError) as error:
+        except (RunError, OSError, ModuleNotFoundError) as error:
             typer.echo(f"hypermargin: error: {error}", err=True)
             raise typer.Exit(1) from None
         except Interrupted as stop:

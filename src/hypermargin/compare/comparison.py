@@ -30,6 +30,7 @@ from hypermargin.compare.plan import Plan, Run
 from hypermargin.compare.reading import reading
 from hypermargin.data import Data
 from hypermargin.files import replacing, write_text
+from hypermargin.plots.style import need_matplotlib
 from hypermargin.shipping.metadata import now, versions
 from hypermargin.training import RunError
 from hypermargin.training.build import read_data
@@ -136,6 +137,7 @@ def compare(
     """
     from hypermargin.report import write_report
 
+    need_matplotlib()  # now, and not when everything is trained
     folder = Path(out)
     if jobs is not None:
         checks.count("jobs", jobs)

@@ -12,15 +12,13 @@ from typing import Any
 from hypermargin import checks
 from hypermargin.family import create_head, list_heads
 from hypermargin.files import write_text
+from hypermargin.plots.snapshots import DIGITS, FLAT
 from hypermargin.training import RunError
 from hypermargin.training.config import Config, call, from_dict
 from hypermargin.training.run import read_json
 
 HEADS = ("softmax", "normface", "a-softmax", "cosface", "arcface")
 OWN = ("head", "set", "seed", "threads")  # settings that a comparison decides itself
-# In the plane one sees what a head does; all checkpoints are kept, to see it happen.
-PLANE = {"dim": 2, "batch": 64, "lr": 0.003, "evaluate": 0, "split": "sample", "test": 0.2, "validation": 0.0}
-DIGITS = {"data": "digits", "model": "lenet++", "model_set": {"width": 16}, "split": "given"}
 
 
 @dataclass(frozen=True)
@@ -83,9 +81,9 @@ class Plan:
             return []
         own = out / "plane" / "data.npz"
         kept = ("model", "model_set", "device", "precision", "augment")
-        base = {"tensorboard": False, "epochs": self.plane, "keep": self.plane, **PLANE}
+        base = {**FLAT, "dim": 2, "epochs": self.plane, "keep": self.plane}
         if own.exists():
-            base |= {k: v for k, v in self.settings.items() if k in kept} | {"data": str(own)}
+            base |= {k: v for k, v in self.settings.items() if k in kept} | {"data": str(own), "split": "sample"}
         else:
             base |= DIGITS
         return [Run(head, 0, out / "plane" / slug(head), _config(base, head, 0), plane=True) for head in self.heads]

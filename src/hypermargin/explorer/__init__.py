@@ -66,7 +66,7 @@ def parts(lang: str = "en") -> tuple[str, str, str]:
     data = json.dumps({"lang": lang, "words": words(), "heads": heads()}, ensure_ascii=False).replace("</", "<\\/")
     code = "\n".join(_asset(name) for name in SCRIPTS)
     script = f'((root, data) => {{\n"use strict";\n{code}\n}})(document.querySelector(".hm-explorer"), {data});'
-    return f"{_colours()}\n{_asset('explorer.css')}", _asset("page.html"), script
+    return colours(".hm-explorer") + "\n" + _asset("explorer.css"), _asset("page.html"), script
 
 
 def write(path: str | os.PathLike[str], lang: str = "en") -> None:
@@ -121,8 +121,10 @@ def _numbers(margin: Margin) -> tuple[float, float, float] | None:
     return None
 
 
-def _colours() -> str:
-    """The pictures' colours as CSS variables: light, dark by the reader's preference, and either by the switch."""
+def colours(root: str) -> str:
+    """The pictures' colours as CSS variables of an element: light, dark by the reader's preference, and as its
+    data-theme says.
+    """
 
     def rules(colours: Look, scheme: str) -> str:
         return f"color-scheme: {scheme}; " + " ".join(
@@ -130,9 +132,9 @@ def _colours() -> str:
         )
 
     dark = rules(DARK, "dark")
-    return f""".hm-explorer {{ {rules(LIGHT, "light")} }}
-@media (prefers-color-scheme: dark) {{ .hm-explorer:not([data-theme="light"]) {{ {dark} }} }}
-.hm-explorer[data-theme="dark"] {{ {dark} }}"""
+    return f"""{root} {{ {rules(LIGHT, "light")} }}
+@media (prefers-color-scheme: dark) {{ {root}:not([data-theme="light"]) {{ {dark} }} }}
+{root}[data-theme="dark"] {{ {dark} }}"""
 
 
 def _asset(name: str) -> str:

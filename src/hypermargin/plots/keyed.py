@@ -21,6 +21,7 @@ HANDLE, LETTER = 0.65, 0.075  # inches: an entry of the legend, without its name
 class Keyed(Panels):
     """What has a label in any panel is named once, in rows of at most `keys`; 0: no legend."""
 
+    title: str = ""
     keys: int = 4
 
     @property

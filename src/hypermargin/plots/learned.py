@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +16,7 @@ from hypermargin.plots.features import Basis, FeaturesDisplay, together
 from hypermargin.plots.norms import NormsDisplay
 from hypermargin.plots.snapshots import Snapshot, effective, parts_of, small_run, snapshot, snapshots
 from hypermargin.plots.sphere import View
-from hypermargin.plots.style import Display
+from hypermargin.plots.style import Display, Panels
 from hypermargin.plots.verification import DetDisplay, RocDisplay, ScoresDisplay
 from hypermargin.plots.weights import WeightsDisplay
 from hypermargin.training import load
@@ -25,6 +26,8 @@ from hypermargin.training.monitor import say
 RUN = "a run's folder; without it a small one is trained on digits"
 PART = "of the run's data: test, validation or train"
 CONFIDENCE = 0.95
+HEADS = "softmax", "normface", "a-softmax", "cosface"
+NONE: list[str] = []
 FAR = tuple(10 ** (-k / 4) for k in range(2, 25))  # four a decade, so that the band bends with the curve
 
 __all__ = ["Snapshot", "frames", "snapshot", "snapshots"]
@@ -35,6 +38,7 @@ def frames(
 ) -> list[tuple[str, FeaturesDisplay]]:
     """The features after every kept checkpoint, to one measure, for `animate`."""
     seen = snapshots(run or small_run("a-softmax", 2), part)
+    on = None if on == "auto" else on
     basis = _features(seen[-1], on).basis
     shown = together([_features(one, on, basis=basis) for one in seen])
     return [(one.name, display) for one, display in zip(seen, shown, strict=True)]
@@ -56,6 +60,19 @@ def features(
 ) -> Display:
     """In 2-D on the plane, in 3-D on the sphere, else the first two principal components."""
     return _features(snapshot(run or small_run("a-softmax", 2), part), None if on == "auto" else on)
+
+
+@picture("heads", "what each head makes of the same network and data, in two dimensions", learned=True)
+def heads(
+    runs: Annotated[list[str], "folders of runs; without any, four heads are trained on digits; repeatable"] = NONE,
+    part: Annotated[str, PART] = "test",
+) -> Display:
+    """A panel a run, each to its own measure: lengths differ by head."""
+    panels = []
+    for folder in runs or [small_run(head, 2) for head in HEADS]:
+        name = load(folder).config.head
+        panels.append(dataclasses.replace(_features(snapshot(folder, part), None), title=name))
+    return Panels(panels, columns=min(4, len(panels)), panel_size=(4.2, 4.3))
 
 
 @picture("sphere", "features of three dimensions on the unit sphere", learned=True)

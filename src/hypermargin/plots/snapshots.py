@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -115,17 +115,21 @@ def effective(head: MarginHead) -> Tensor:
     return unit(weight) if head.unit_weight else weight.clone()
 
 
+# In two dimensions one sees what a head does. All checkpoints are kept, to see it happen.
+FLAT: dict[str, Any] = {
+    "batch": 32, "lr": 0.005, "head_lr": 0.02, "weight_decay": 0.05,
+    "evaluate": 0, "tensorboard": False, "workers": 0,
+}  # fmt: skip
+DIGITS: dict[str, Any] = {"data": "digits", "model": "lenet++", "model_set": {"width": 8}, "augment": "none"}
+
+
 @functools.cache
 def _kept(head: str, dim: int) -> tempfile.TemporaryDirectory[str]:
     """A few seconds on one core; the folder is removed when the process ends."""
     folder = tempfile.TemporaryDirectory(prefix="hypermargin-")
     epochs = 12
     say(f"no run given: training {head} on digits in {dim} dimensions, {epochs} epochs, some seconds")
-    config = Config(
-        data="digits", head=head, dim=dim, model="lenet++", model_set={"width": 8}, augment="none", epochs=epochs,
-        batch=32, lr=0.005, head_lr=0.02, weight_decay=0.05, evaluate=0, keep=epochs, tensorboard=False, workers=0,
-        threads=1, device="cpu",
-    )  # fmt: skip
+    config = Config(**FLAT, **DIGITS, head=head, dim=dim, epochs=epochs, keep=epochs, threads=1, device="cpu")
     train(config, folder.name, quiet=True)
     return folder
 

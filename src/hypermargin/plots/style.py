@@ -111,7 +111,13 @@ class Display:
     def _figure(self, dark: bool, size: tuple[float, float] | None = None) -> Figure:
         ax = new_axes(size or self.size, dark=dark)
         self.plot(ax)
-        return ax.get_figure(root=True)  # type: ignore[return-value]  # new axes have one
+        figure: Figure = ax.get_figure(root=True)  # type: ignore[assignment]  # new axes have one
+        # The layout is solved to the last bit or so, differently each time; rounded, a picture is the same file.
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")
+        for each in figure.axes:
+            each.set_position(tuple(round(v, 6) for v in each.get_position(original=True).bounds))
+        return figure
 
 
 @dataclass(eq=False)
@@ -121,14 +127,13 @@ class Panels(Display):
     panels: Sequence[Display]
     columns: int = 2
     panel_size: tuple[float, float] = (4.6, 3.8)
-    title: str = ""
 
     @property
     def size(self) -> tuple[float, float]:  # type: ignore[override]  # of all the panels
         """Of the whole figure."""
         columns = min(self.columns, len(self.panels))
         rows = math.ceil(len(self.panels) / columns)
-        return columns * self.panel_size[0], rows * self.panel_size[1] + 0.35 * bool(self.title)
+        return columns * self.panel_size[0], rows * self.panel_size[1]
 
     def draw(self, ax: Axes) -> None:
         """Each panel on axes of its own, where `ax` was."""
@@ -141,8 +146,6 @@ class Panels(Display):
         columns = min(self.columns, len(self.panels))
         grid = place.subgridspec(math.ceil(len(self.panels) / columns), columns)
         ax.set_axis_off()
-        if self.title:
-            ax.set_title(self.title, loc="left", fontsize=12, color=look(ax).ink, pad=24)
         self.axes_ = []
         for k, panel in enumerate(self.panels):
             figure = ax.get_figure()
@@ -152,16 +155,23 @@ class Panels(Display):
             self.axes_.append(panel.plot(own).ax_)
 
 
-def new_axes(size: tuple[float, float] = SIZE, *, dark: bool = False) -> Axes:
-    """One pair of axes on a figure of its own."""
+def need_matplotlib() -> None:
+    """An error that says what to install, if it is not there."""
     try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
+        import matplotlib.figure  # noqa: F401
     except ModuleNotFoundError:
         raise ModuleNotFoundError(
             "pictures need matplotlib, which is not installed. Run: pip install 'hypermargin[plot]'",
             name="matplotlib",
         ) from None
+
+
+def new_axes(size: tuple[float, float] = SIZE, *, dark: bool = False) -> Axes:
+    """One pair of axes on a figure of its own."""
+    need_matplotlib()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     colours = DARK if dark else LIGHT
     figure = Figure(figsize=size, layout="constrained", facecolor=colours.ground)
     FigureCanvasAgg(figure)

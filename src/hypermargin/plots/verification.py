@@ -164,8 +164,8 @@ class ScoresDisplay(Display):
         return cls(*curve.histogram(wanted), thresholds or {}, unit)
 
     def draw(self, ax: Axes) -> None:
-        """Filled steps; thresholds as lines, explained beside the picture so that they never cover it."""
-        from matplotlib.ticker import FuncFormatter, MaxNLocator
+        """Filled steps; thresholds as lines, explained below the picture so that they never cover it."""
+        from matplotlib.ticker import FuncFormatter
 
         for counts, name, colour in (
             (self.impostor, "impostor", look(ax).red),
@@ -184,9 +184,9 @@ class ScoresDisplay(Display):
             )
         ax.yaxis.set_major_formatter(FuncFormatter(lambda share, _: percent(share)))
         ax.set_ylim(bottom=0)
-        ax.xaxis.set_major_locator(MaxNLocator(5))  # the legend leaves little room
         dress(ax, xlabel=self.unit, ylabel="share of its pairs", title="Scores")
-        legend(ax, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        columns = 2 if len(self.thresholds) > 1 else 1
+        legend(ax, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=columns)
 
 
 def _labelled(name: str, what: str, share: float) -> str:

@@ -58,6 +58,7 @@ def page(found: Comparison) -> str:
 <title>{escape(name)}</title>
 <style>
 {css}
+{explorer.colours(":root")}
 {_asset("report.css")}
 @media (prefers-color-scheme: dark) {{
 {recoloured(':root:not([data-theme="light"]) .picture')}
@@ -110,10 +111,12 @@ def _summary(found: Comparison) -> str:
     train, test = data["parts"]["train"], data["parts"]["test"]
     whom = "other identities, never trained," if data["open_set"] else "the same classes"
     config = found.plan.runs(found.folder)[0].config
+    seeds = "1 seed" if found.plan.seeds == 1 else f"{found.plan.seeds} seeds"
+    epochs = "1 epoch" if config.epochs == 1 else f"{config.epochs} epochs"
     return (
         f"{train[0]:,} samples of {train[1]:,} identities to train, {test[0]:,} of {test[1]:,} {whom} to test "
-        f"(first seed). {found.plan.seeds} {'seed' if found.plan.seeds == 1 else 'seeds'} of each head, "
-        f"{config.epochs} epochs, batches of {config.batch}, {config.dim} dimensions. {now()[:10]}."
+        f"(first seed). {seeds} of each head, {epochs}, batches of {config.batch}, "
+        f"{config.dim} dimensions. {now()[:10]}."
     )
 
 
@@ -177,11 +180,13 @@ def _picture(display: Display, title: str, caption: str = "", size: tuple[float,
 
 
 def _grid(rows: Iterable[Row]) -> str:
-    return "".join(
-        f"<h3>{escape(row.title)}</h3><p>{escape(row.words)}</p>"
+    cards = (
+        f"<div><h3>{escape(row.title)}</h3><p>{escape(row.words)}</p>"
         + "".join(_picture(display, row.title) for display in row.displays.values())
+        + "</div>"
         for row in rows
     )
+    return f'<div class="pairs">{"".join(cards)}</div>'
 
 
 def _row(row: Row) -> str:

@@ -88,15 +88,16 @@ def side_by_side(found: Comparison) -> list[Row]:
     angles, scores, norms = {}, {}, {}
     for head, (_, kept) in firsts.items():
         angles[head] = AnglesDisplay(kept["own"], kept["rival"], str(kept["against"]), title="")
-        thresholds = {f"equal errors on the {kept['threshold_part']} part": float(kept["threshold"])}
+        thresholds = {f"threshold of the {kept['threshold_part']} part": float(kept["threshold"])}
         scores[head] = ScoresDisplay(kept["edges"], kept["genuine"], kept["impostor"], thresholds)
         norms[head] = NormsDisplay(kept["norms"], kept["cosines"], float(kept["correlation"]))
+    without = ", chosen without the test" if all(k["threshold_part"] != "test" for _, k in firsts.values()) else ""
     rows = [
         Row("The band between two classes 90° apart", "No sample of either class may lie in it.", bands),
         Row("Angles while training", "Means and their range over seeds. The own class must come below the others.",
             _training(found)),
         Row("Angles of the test samples", "To the own class and to the nearest other. Overlap is error.", angles),
-        Row("Scores of the test pairs", "The line is the threshold, chosen without the test.", scores),
+        Row("Scores of the test pairs", f"The line is the threshold for equal errors{without}.", scores),
         Row("Length and fit", "Does a short feature mean a poor image?", norms),
     ]  # fmt: skip
     return [row for row in rows if row.displays]

@@ -74,12 +74,17 @@
       });
     }
     context.fillStyle = ink;
+    context.strokeStyle = colour("ground");
+    context.lineWidth = 6;
     context.font = "600 22px system-ui, sans-serif";
     context.textAlign = "center";
     context.textBaseline = "middle";
     head.names.forEach((name, k) => {
       const short = name.length > 8 ? name.slice(0, 7) + "…" : name;
-      context.fillText(short, half + 0.92 * half * Math.cos(angles[k]), half - 0.92 * half * Math.sin(angles[k]));
+      const x = half + 0.92 * half * Math.cos(angles[k]);
+      const y = half - 0.92 * half * Math.sin(angles[k]);
+      context.strokeText(short, x, y); // a rim, where a dot lies below
+      context.fillText(short, x, y);
     });
   }
 

@@ -1,0 +1,80 @@
+"""Draw every picture of the documents anew: docs/pictures and docs/gallery.md. `make gallery` runs it.
+
+Screenshots are taken where Chromium is found; elsewhere those that are there stay.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from hypermargin import explorer
+from hypermargin.files import write_text
+from hypermargin.plots import Display, animate, pictures
+from hypermargin.plots.learned import frames
+
+DOCS = Path(__file__).resolve().parent
+FOLDER = DOCS / "pictures"
+HEAD = """# Gallery
+
+Every picture that `hypermargin plot` draws, with its defaults. `make gallery` drew them; nothing was drawn by hand.
+`hypermargin plot NAME --help` lists what one takes; in Python it is `hypermargin.plots.make("NAME", …)`, or the
+Display that it returns. The pictures of runs show small networks trained for seconds on scikit-learn's digits; give
+`--run RUN` to see yours. SVG files turn dark by themselves where the reader's browser prefers that.
+
+The explorer, a page with sliders: `hypermargin plot explorer --out explorer.html`
+
+![The explorer](pictures/explorer.png)
+"""
+SIZES = {"": (1280, 960), "-phone": (390, 844)}
+
+
+def draw() -> None:
+    """Each picture as SVG, the moving one as GIF, and the page that shows them."""
+    lines = [HEAD]
+    for name, picture in pictures().items():
+        display: Display = picture.make()
+        display.save(FOLDER / f"{name}.svg")
+        about = picture.about[0].upper() + picture.about[1:]
+        lines.append(f"## {name}\n\n{about}.\n\n![{name}](pictures/{name}.svg)\n")
+        print(name, flush=True)
+    animate(frames(), FOLDER / "features.gif")
+    lines.append("## features, over the epochs\n\n`hypermargin plot features --out features.gif`, or `.html`.\n")
+    lines.append("![features](pictures/features.gif)\n")
+    write_text(DOCS / "gallery.md", "\n".join(lines))
+
+
+def photograph(report: Path | None) -> None:
+    """The explorer, and the report of the demo if it is there, at the size of a desk and of a phone."""
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if program is None:
+        print("no Chromium: the screenshots stay as they are", file=sys.stderr)
+        return
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as play, tempfile.TemporaryDirectory() as folder:
+        browser = play.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
+        page = Path(folder) / "explorer.html"
+        explorer.write(page)
+        shots = [(page, "explorer", "light", "en"), (page, "explorer-dark", "dark", "en")]
+        shots.append((page, "explorer-zh", "light", "zh"))
+        if report is not None:
+            shots += [(report, "report", "light", "en"), (report, "report-dark", "dark", "en")]
+        for file, name, scheme, lang in shots:
+            for suffix, (width, height) in SIZES.items():
+                shown = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
+                shown.goto(file.as_uri())
+                if lang != "en":
+                    shown.locator("[data-choice=lang]").select_option(lang)
+                shown.screenshot(path=FOLDER / f"{name}{suffix}.png")
+                shown.close()
+        browser.close()
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(exist_ok=True)
+    draw()
+    found = Path(sys.argv[1]) if len(sys.argv) > 1 else None
+    photograph(found.resolve() if found and found.exists() else None)
