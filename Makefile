@@ -31,7 +31,7 @@ $(READY): $(RUNS)
 	@$(PIP) -e '.[dev]'
 	@touch $@
 
-demo: $(RUNS)  ## compare four heads on generated characters; writes a report to look at
+demo: $(RUNS)  ## compare three heads on generated characters; writes a report to look at
 	@$(BIN)/hypermargin compare --config examples/demo.toml --out $(DEMO) --resume
 
 test: $(READY)  ## the tests

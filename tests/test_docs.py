@@ -1,6 +1,6 @@
 """The documents say what is so: their code runs, their output is what it prints, their links lead somewhere.
 
-The rule, for whoever writes README.md, CONTRIBUTING.md or a file in docs/:
+The rule, for whoever writes a .md file here or in docs/:
 
 - every ```python block is run, by itself, in a fresh namespace and an empty folder;
 - a ```text block right after it (blank lines do not count) is exactly what it prints;
@@ -25,7 +25,8 @@ from hypermargin.margins import _base
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = [
-    p for p in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))) if p.exists()
+    *sorted(ROOT.glob("*.md")),
+    *sorted(ROOT.glob("docs/**/*.md")),
 ]
 FENCE = re.compile(r"^(`{3,})(\w*)\s*$")
 

@@ -12,6 +12,8 @@ import numpy as np
 
 from hypermargin.data.base import Rows
 from hypermargin.evaluate import evaluate, thin
+from hypermargin.evaluate.pairs import samples
+from hypermargin.evaluate.prototypes import prototypes_of
 from hypermargin.files import replacing, write_text
 from hypermargin.margins import NoMargin
 from hypermargin.plots.angles import AnglesDisplay
@@ -25,7 +27,6 @@ from hypermargin.training.evaluation import (
     Parts,
     choose_thresholds,
     classify,
-    kept_promises,
     margin_of,
     open_parts,
 )
@@ -92,9 +93,9 @@ def _table(parts: Parts) -> tuple[Numbers, Arrays]:
     else:
         numbers["accuracy"] = _accuracy(parts)
         prototypes, targets = head.weight.detach(), parts.split.targets(labels)
-    promise = kept_promises(parts).prototypes
-    if promise is not None and promise.met is not None and not isinstance(head.margin, NoMargin):
-        numbers["met"] = promise.met
+    if not isinstance(head.margin, NoMargin):
+        met = _met(parts)
+        numbers |= {} if met is None else {"met": met}
     points = thin(v.curve, list(v.tar))
     scores = ScoresDisplay.of(v.curve)
     norms = NormsDisplay.of(features, labels)
@@ -109,6 +110,16 @@ def _table(parts: Parts) -> tuple[Numbers, Arrays]:
         "lengths": head.weight.detach().norm(dim=1).cpu().numpy(),
     }  # fmt: skip
     return numbers, arrays
+
+
+def _met(parts: Parts) -> float | None:
+    """The share of training samples that meet the margin; None if every class has its own."""
+    features, rows = parts.features("train")
+    head = parts.trained.head
+    weight = head.weight.detach()
+    targets = parts.split.targets(parts.data.labels)[rows]
+    found = prototypes_of(samples(features.to(weight.device), targets, "features"), weight, margin_of(head))
+    return None if found is None else found.met
 
 
 def _plane(folder: Path, parts: Parts) -> tuple[Numbers, Arrays]:

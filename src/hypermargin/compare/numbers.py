@@ -40,8 +40,8 @@ MEASURES = (
     Measure("intra", "within", "mean angle of genuine pairs", -1, 1, "°", 1),
     Measure("inter", "between", "mean angle of impostor pairs", 1, 1, "°", 1),
     Measure("met", "margin met", "training samples that meet the margin they were trained with", 0, 100, "%", 1),
-    Measure("seconds", "time", "training, wall clock of its process", -1, 1, "s", 1),
-    Measure("bytes", "memory", "the most its process held", -1, 1e-6, "MB", 0),
+    Measure("seconds", "time", "training, wall clock of its process", 0, 1, "s", 1),
+    Measure("bytes", "memory", "the most its process held", 0, 1e-6, "MB", 0),
 )  # fmt: skip
 
 

@@ -26,7 +26,7 @@ from hypermargin.training.monitor import say
 RUN = "a run's folder; without it a small one is trained on digits"
 PART = "of the run's data: test, validation or train"
 CONFIDENCE = 0.95
-HEADS = "softmax", "normface", "a-softmax", "cosface"
+HEADS = "softmax", "a-softmax", "cosface", "arcface"
 NONE: list[str] = []
 FAR = tuple(10 ** (-k / 4) for k in range(2, 25))  # four a decade, so that the band bends with the curve
 
@@ -72,7 +72,7 @@ def heads(
     for folder in runs or [small_run(head, 2) for head in HEADS]:
         name = load(folder).config.head
         panels.append(dataclasses.replace(_features(snapshot(folder, part), None), title=name))
-    return Panels(panels, columns=min(4, len(panels)), panel_size=(4.2, 4.3))
+    return Panels(panels, columns=min(4, len(panels)), panel_size=(3.4, 3.6))
 
 
 @picture("sphere", "features of three dimensions on the unit sphere", learned=True)

@@ -125,13 +125,26 @@ def _section(key: str, title: str, content: str) -> str:
 
 
 def _list(sentences: Iterable[str]) -> str:
-    return "<ul class='words'>" + "".join(f"<li>{escape(text)}</li>" for text in sentences) + "</ul>"
+    return "<ul class='words'>" + "".join(f"<li>{_fixed(text)}</li>" for text in sentences) + "</ul>"
+
+
+def _fixed(text: str) -> str:
+    """Escaped, and without breaks inside 2.4 ± 0.1 % and 1e-3."""
+    for loose, kept in (
+        (" ± ", "\u00a0±\u00a0"),
+        (" %", "\u00a0%"),
+        (" ↑", "\u00a0↑"),
+        (" ↓", "\u00a0↓"),
+        ("1e-", "1e\u2011"),
+    ):
+        text = text.replace(loose, kept)
+    return escape(text)
 
 
 def _table(found: Comparison) -> str:
     measures = [measure for measure in MEASURES if measure.key in found.table]
     top = "".join(
-        f'<th scope="col" title="{escape(m.about)}">{escape(m.title)}, {m.unit} {_arrow(m.better)}</th>'
+        f'<th scope="col" title="{escape(m.about)}">{_fixed(f"{m.title}, {m.unit} {_arrow(m.better)}".strip())}</th>'
         for m in measures
     )
     body = []
@@ -144,7 +157,7 @@ def _table(found: Comparison) -> str:
                 continue
             sign, why = MARKS.get(cell.mark, ("", ""))
             mark = f' <span class="mark {cell.mark}" title="{why}">{sign}</span>' if sign else ""
-            cells.append(f'<td class="{cell.mark}">{escape(cell.text(measure, unit=False))}{mark}</td>')
+            cells.append(f'<td class="{cell.mark}">{_fixed(cell.text(measure, unit=False))}{mark}</td>')
         runs = f"{len(found.measured[head])}/{found.plan.seeds}"
         body.append(f'<tr><th scope="row">{escape(head)}</th><td>{runs}</td>{"".join(cells)}</tr>')
     notes = "".join(f"<dt>{escape(m.title)}</dt><dd>{escape(m.about)}</dd>" for m in measures)
