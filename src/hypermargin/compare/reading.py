@@ -83,11 +83,12 @@ def _geometry(found: Table) -> list[str]:
         return []
     intra, inter = BY_KEY["intra"], BY_KEY["inter"]
     tight, wide = _order(intra, found["intra"])[0], _order(inter, found["inter"])[0]
-    text = (
-        f"{tight} holds samples of one identity closest together ({found['intra'][tight].text(intra)} on average)"
-    )
-    text += f"; {wide} keeps different ones farthest apart ({found['inter'][wide].text(inter)})."
-    return [text + " Neither counts alone: what separates is the distance between the two."]
+    close, far = found["intra"][tight].text(intra), found["inter"][wide].text(inter)
+    and_ = " and" if tight == wide else f"; {wide}"
+    return [
+        f"{tight} holds samples of one identity closest together ({close} on average){and_} keeps different ones "
+        f"farthest apart ({far}). Neither counts alone: what separates is the distance between the two."
+    ]
 
 
 def _promise(found: Table) -> list[str]:

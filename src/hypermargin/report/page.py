@@ -144,7 +144,7 @@ def _fixed(text: str) -> str:
 def _table(found: Comparison) -> str:
     measures = [measure for measure in MEASURES if measure.key in found.table]
     top = "".join(
-        f'<th scope="col" title="{escape(m.about)}">{_fixed(f"{m.title}, {m.unit} {_arrow(m.better)}".strip())}</th>'
+        f'<th scope="col" title="{escape(m.about)}">{_fixed(f"{m.title}, {m.unit}{_arrow(m.better)}")}</th>'
         for m in measures
     )
     body = []
@@ -172,7 +172,7 @@ def _table(found: Comparison) -> str:
 
 
 def _arrow(better: int) -> str:
-    return {1: "↑", -1: "↓", 0: ""}[better]
+    return {1: " ↑", -1: " ↓", 0: ""}[better]
 
 
 def _failures(found: Comparison) -> str:
