@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 import pytest
 import torch
-from browser import DESKTOP, PHONE, chromium, opened  # noqa: F401
+from browser import DESKTOP, PHONE, opened
 
 from hypermargin import advise, explorer, hinge, margin_cross_entropy, margin_softmax
 from hypermargin.family import FAMILY
