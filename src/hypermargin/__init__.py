@@ -1,6 +1,6 @@
 """Softmax with a margin: exact losses for embeddings and classifiers."""
 
-from hypermargin import advise, data, evaluate, hinge, margins, schedule, scores, shipping, testing, training
+from hypermargin import advise, data, evaluate, hinge, margins, plots, schedule, scores, shipping, testing, training
 from hypermargin.family import create_head, list_heads
 from hypermargin.functional import margin_cross_entropy, margin_softmax
 from hypermargin.head import MarginHead
@@ -22,6 +22,7 @@ __all__ = [
     "margin_cross_entropy",
     "margin_softmax",
     "margins",
+    "plots",
     "schedule",
     "scores",
     "shipping",

@@ -75,6 +75,8 @@ def hypermargin(
     \b
     Examples:
       hypermargin train --data glyphs --head arcface --out runs/first
+      hypermargin compare --data photos/ --head cosface --head arcface --seeds 3
+      hypermargin plot boundary-circle --out band.svg
       hypermargin evaluate runs/first
       hypermargin evaluate embeddings.npy labels.npy --out evaluation
       hypermargin verify runs/first a.png b.png

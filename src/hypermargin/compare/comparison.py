@@ -108,17 +108,9 @@ class Comparison:
         writer.writerow(["head", "measure", "unit", "mean", "spread", "seeds", "mark"])
         for measure in MEASURES:
             for head, cell in self.table.get(measure.key, {}).items():
+                mean = measure.factor * cell.mean
                 spread = "" if cell.spread is None else measure.factor * cell.spread
-                row = [
-                    head,
-                    measure.key,
-                    measure.unit,
-                    measure.factor * cell.mean,
-                    spread,
-                    len(cell.values),
-                    cell.mark,
-                ]
-                writer.writerow(row)
+                writer.writerow([head, measure.key, measure.unit, mean, spread, len(cell.values), cell.mark])
         write_text(self.folder / "table.csv", text.getvalue())
 
 
@@ -143,8 +135,12 @@ def compare(
         checks.count("jobs", jobs)
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
-        if (folder / "plan.json").exists() and not resume:
-            raise RunError(f"{folder} holds a comparison. Add --resume to go on with it, or choose another --out.")
+        if (folder / "plan.json").exists():
+            if not resume:
+                raise RunError(
+                    f"{folder} holds a comparison. Add --resume to go on with it, or choose another --out."
+                )
+            plan = Plan.read(folder).grown(plan.settings, plan.heads, plan.seeds)
         config = from_dict(plan.settings)
         _keep_for_the_plane(folder, plan, read_data(config, lambda _: None))  # bad data are an error now, not later
         plan.save(folder)
@@ -175,4 +171,4 @@ def _keep_for_the_plane(folder: Path, plan: Plan, data: Data) -> None:
     names = np.array([data.classes[k] for k in data.labels[rows]])
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
-        np.savez_compressed(temporary, allow_pickle=False, samples=samples, labels=names)
+        np.savez_compressed(temporary, samples=samples, labels=names)

@@ -45,7 +45,7 @@ def measure(folder: Path, *, plane: bool, spent: Numbers) -> None:
     numbers, arrays = _plane(folder, parts) if plane else _table(parts)
     numbers |= spent
     with replacing(folder / "arrays.npz") as temporary:
-        np.savez_compressed(temporary, allow_pickle=False, **arrays)
+        np.savez_compressed(temporary, **arrays)
     about: dict[str, Any] = {
         "numbers": {name: value for name, value in numbers.items() if math.isfinite(value)},
         "head": {

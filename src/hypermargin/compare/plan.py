@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +78,9 @@ class Plan:
 
     def plane_runs(self, out: Path) -> list[Run]:
         """One run of each head in two dimensions: on the ten classes kept in plane/data.npz, or on digits."""
-        if not self.plane:
-            return []
         own = out / "plane" / "data.npz"
+        if not self.plane or not (own.exists() or find_spec("sklearn")):  # the digits are scikit-learn's
+            return []
         kept = ("model", "model_set", "device", "precision", "augment")
         base = {**FLAT, "dim": 2, "epochs": self.plane, "keep": self.plane}
         if own.exists():

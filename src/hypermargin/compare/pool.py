@@ -18,7 +18,7 @@ from typing import IO, Any
 
 from hypermargin.compare.plan import Run
 from hypermargin.files import write_text
-from hypermargin.training import Interrupted
+from hypermargin.training import Interrupted, RunError
 from hypermargin.training.config import read_toml
 from hypermargin.training.monitor import say
 from hypermargin.training.process import stop_signals
@@ -89,7 +89,7 @@ def work(runs: Sequence[Run], *, jobs: int, threads: int, watch: Watch) -> None:
             except queue.Empty:
                 continue
             if told is None:
-                raise RuntimeError("the process that starts the runs has ended. Add --resume to go on.")
+                raise RunError("the process that starts the runs has ended. Add --resume to go on.")
             each = working[told["folder"]]
             if "pid" in told:
                 each.pid = told["pid"]

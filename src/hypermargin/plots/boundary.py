@@ -14,9 +14,8 @@ from hypermargin.advise import band_width
 from hypermargin.advise.bounds import check_angle
 from hypermargin.evaluate.pairs import Floats
 from hypermargin.margins import Margin, SphereFace
-from hypermargin.plots.catalogue import MARGINS, label, picture, read_margins
+from hypermargin.plots.catalogue import MARGINS, USUAL, label, picture, read_margins
 from hypermargin.plots.keyed import Keyed
-from hypermargin.plots.psi import USUAL
 from hypermargin.plots.stretches import psi, stretches
 from hypermargin.plots.style import Display, bare, degrees, look
 

@@ -12,7 +12,7 @@ import torch
 from hypermargin.advise import band_width
 from hypermargin.evaluate.pairs import Floats
 from hypermargin.margins import Margin
-from hypermargin.plots.catalogue import MARGINS, label, picture, read_margins
+from hypermargin.plots.catalogue import MARGINS, USUAL, label, picture, read_margins
 from hypermargin.plots.sphere import View
 from hypermargin.plots.style import Display, Panels, bare, degrees, look, percent
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from numpy.typing import ArrayLike, NDArray
 
-FOUR = "none", "sphereface:m=4", "cosface", "arcface"
 MOST_ARROWS = 6  # with more classes those on the far side would only cross the near ones
 RAYS = 121  # from a class direction to the edge of its cap, every 3°; first and last are the same
 
@@ -179,7 +178,7 @@ def spread(classes: int) -> Floats:
 
 @picture("caps", "the part of the sphere that each class keeps, and the band between, for every margin")
 def caps(
-    margins: Annotated[list[str], MARGINS] = FOUR,  # type: ignore[assignment]  # a tuple stays as it is
+    margins: Annotated[list[str], MARGINS] = USUAL,
     classes: Annotated[int, "4, 6 or 12 class directions, evenly spread"] = 6,
     elevation: Annotated[float, "degrees from which the sphere is seen, above its equator"] = 25.0,
     azimuth: Annotated[float, "degrees from which it is seen, round its axis"] = 35.0,

@@ -20,6 +20,7 @@ from hypermargin.margins import Margin, NoMargin
 from hypermargin.plots.style import Display
 
 MARGINS = "a margin or head, like arcface or cosface:m=0.2 or sphereface:m=4,lam=5; repeatable"
+USUAL: list[str] = ["none", "sphereface:m=4", "cosface", "arcface"]
 
 
 @dataclass(frozen=True)

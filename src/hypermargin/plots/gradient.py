@@ -14,13 +14,12 @@ from hypermargin import checks
 from hypermargin.evaluate.pairs import Floats
 from hypermargin.functional import margin_cross_entropy
 from hypermargin.margins import Margin
-from hypermargin.plots.catalogue import MARGINS, label, picture, read_margin, read_margins
+from hypermargin.plots.catalogue import MARGINS, USUAL, label, picture, read_margin, read_margins
 from hypermargin.plots.style import DASHES, Display, Panels, degrees_axis, dress, legend, look, percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-FOUR = "none", "sphereface:m=4", "cosface", "arcface"
 RIVALS, SCALES = (60.0, 65.0, 75.0, 90.0), (1.0, 10.0, 30.0, 64.0)
 
 
@@ -201,7 +200,7 @@ def gradient(
     target: Annotated[float, "degrees from the sample to its own class"] = 45.0,
     rivals: Annotated[list[float], "degrees to the rivals, hardest first; repeatable"] = RIVALS,  # type: ignore[assignment]
     scales: Annotated[list[float], "s, a panel each; repeatable"] = SCALES,  # type: ignore[assignment]
-    margins: Annotated[list[str], MARGINS] = FOUR,  # type: ignore[assignment]
+    margins: Annotated[list[str], MARGINS] = USUAL,
     scale: Annotated[float, "s of the pull on the angle"] = 30.0,
     classes: Annotated[int, "how many classes pull there, 2 to 10,000"] = 1000,
 ) -> Display:

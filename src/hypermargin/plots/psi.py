@@ -14,14 +14,13 @@ from torch import Tensor
 from hypermargin import checks
 from hypermargin.evaluate.pairs import Floats
 from hypermargin.margins import ArcFace, Combined, Margin, Piecewise, SphereFace
-from hypermargin.plots.catalogue import MARGINS, label, picture, read_margins
+from hypermargin.plots.catalogue import MARGINS, USUAL, label, picture, read_margins
 from hypermargin.plots.keyed import Keyed
 from hypermargin.plots.style import DASHES, Display, degrees_axis, dress, look
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-USUAL: list[str] = ["none", "sphereface:m=4", "cosface", "arcface"]
 NO_BLEND: list[float] = [0.0]
 SHOWN = {
     "psi": ("target cosine ψ(θ)", "slope dψ/dθ, per radian"),

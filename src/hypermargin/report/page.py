@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 from html import escape
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from hypermargin import explorer
@@ -246,6 +247,7 @@ def _settings(found: Comparison) -> str:
     }
     lines = {
         **{name: "chosen from the data" if value is None else value for name, value in changed.items()},
+        "data": Path(str(changed["data"])).name,  # where it lies on some machine is nobody's business
         "runs at a time": f"{found.jobs}, {found.threads} threads each" if found.jobs else "–",
         **{f"version of {name}": value for name, value in versions().items()},
     }
@@ -272,7 +274,8 @@ def _plain(value: Any) -> str:
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).replace("</", "<\\/")
+    """For a script element, which no name of a class may end."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
 
 
 def _asset(name: str) -> str:
