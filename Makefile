@@ -52,8 +52,7 @@ format: $(READY)  ## apply ruff's format and its safe fixes
 docs: $(READY)  ## write the family table into README.md
 	@$(BIN)/python docs/write_tables.py
 
-gallery: $(READY)  ## draw every picture of the docs anew, and photograph the pages
-	@test -e $(DEMO)/report.html || $(MAKE) demo
+gallery: $(READY) demo  ## draw every picture of the docs anew, and photograph the pages
 	@$(BIN)/python docs/make_gallery.py $(DEMO)/report.html
 
 clean:          ## remove .venv and caches

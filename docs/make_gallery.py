@@ -37,7 +37,8 @@ def draw() -> None:
     for name, picture in pictures().items():
         display: Display = picture.make()
         display.save(FOLDER / f"{name}.svg")
-        about = picture.about[0].upper() + picture.about[1:]
+        word = picture.about.split()[0]
+        about = picture.about[0].upper() + picture.about[1:] if word.isascii() and word.isalpha() else picture.about
         lines.append(f"## {name}\n\n{about}.\n\n![{name}](pictures/{name}.svg)\n")
         print(name, flush=True)
     animate(frames(), FOLDER / "features.gif")

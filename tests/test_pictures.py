@@ -17,9 +17,9 @@ DRAWN = {name: picture for name, picture in plots.pictures().items() if not pict
 over_pictures = pytest.mark.parametrize("name", DRAWN)
 
 
-def drawn(display):
+def drawn(display, dark=False):
     """The figure, laid out as it will be in the file."""
-    figure = display.plot(style.new_axes(display.size)).ax_.get_figure(root=True)
+    figure = display.plot(style.new_axes(display.size, dark=dark)).ax_.get_figure(root=True)
     figure.draw_without_rendering()
     return figure
 

@@ -466,6 +466,15 @@ def test_weights_can_be_shown_over_counts(closed):
         assert display.counts.sum() == len(split["train"])
 
 
+@pytest.mark.parametrize("long", [False, True], ids=["written beside", "in a legend"])
+def test_names_are_neither_formulas_nor_hidden(long):
+    x, y = clouds(classes=3)[:2]
+    names = [name + long * " and a long name" for name in (r"$\nothing$", "_hidden", "plain")]
+    figure = drawn(FeaturesDisplay.of(x, y, names=names))
+    seen = "".join(text.get_text() for text in figure.findobj(Text))
+    assert all(name.replace("$", "")[:8] in seen.replace("\\$", "").replace("$", "") for name in names)
+
+
 def test_the_catalogue_knows_them():
     assert {"features", "sphere", "angles", "norms", "weights", "roc", "det", "scores"} <= set(LEARNED)
 

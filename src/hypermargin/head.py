@@ -169,9 +169,9 @@ class MarginHead(nn.Module):
             return self.m
         return bounded(self.m, *self.margin_bounds)
 
-    def current_lambda(self) -> float:
-        """λ of the schedules as the loss uses it now, the share of plain cos θ; 0 without one."""
-        return float(self._adjustment().lam)
+    def current_adjustment(self) -> Adjustment:
+        """What the schedules do to the margin now, as plain numbers: λ, strength, and the penalty on lengths."""
+        return Adjustment(*(float(value) for value in self._adjustment()))
 
     def forward(self, features: Tensor, labels: Tensor | None = None, *, mix: checks.Mix | None = None) -> Tensor:
         """The loss; without labels, the logits."""

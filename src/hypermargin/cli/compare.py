@@ -48,14 +48,14 @@ def run(
 
     with plain_errors():
         given = given_settings(config, flags)
-        heads = given.pop("heads", None)  # of the --config file
-        wanted = tuple(head or heads or ())
-        seeds = seeds if seeds is not None else given.pop("seeds", None)
-        plane = plane if plane is not None else given.pop("plane", None)
+        of_file = {name: given.pop(name, None) for name in ("heads", "seeds", "plane")}
+        wanted = tuple(head or of_file["heads"] or ())
+        seeds = of_file["seeds"] if seeds is None else seeds
+        plane = of_file["plane"] if plane is None else plane
         folder = out or Path("comparisons") / Path(str(given.get("data", "glyphs")).replace(":", "-")).stem
         try:
             if resume and (folder / "plan.json").exists():
-                plan = Plan.read(folder).grown(given, wanted, seeds)
+                plan = Plan.read(folder).grown(given, wanted, seeds, plane)
             else:
                 numbers = {k: v for k, v in (("seeds", seeds), ("plane", plane)) if v is not None}
                 plan = Plan(given, wanted or HEADS, **numbers)
@@ -90,8 +90,9 @@ def _sections(found: Comparison) -> list[Section]:
         "mean ± standard deviation over seeds; * ahead of all by more than the noise, = not told apart from best"
     )
     sections = [Section(title, ("head", "runs", *(f"{m.title}, {m.unit}" for m in measures)), rows)]
-    if found.failed:
-        sections.append(Section("failed", (), list(found.failed.items())))
+    failed = found.failed | found.failed_flat
+    if failed:
+        sections.append(Section("failed", (), list(failed.items())))
     return sections
 
 

@@ -11,6 +11,7 @@ OUT/
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -28,7 +29,7 @@ from hypermargin.compare import pool
 from hypermargin.compare.numbers import MEASURES, Cell, table
 from hypermargin.compare.plan import Plan, Run
 from hypermargin.compare.reading import reading
-from hypermargin.data import Data
+from hypermargin.data import Data, DataError
 from hypermargin.files import replacing, write_text
 from hypermargin.plots.style import need_matplotlib
 from hypermargin.shipping.metadata import now, versions
@@ -44,14 +45,16 @@ CLASSES, ENOUGH, PLENTY = 10, 50, 150  # of a picture in the plane: classes, and
 class Comparison:
     """What came out.
 
-    measured  by head, then seed: the measures.json of the run
-    failed    by the run's name: why it failed
+    measured     by head, then seed: the measures.json of the run
+    failed       by the run's name: why it failed
+    failed_flat  the same, of the runs in the plane, which are not in the table
     """
 
     folder: Path
     plan: Plan
     measured: dict[str, dict[int, dict[str, Any]]]
     failed: dict[str, str]
+    failed_flat: dict[str, str]
     jobs: int
     threads: int
 
@@ -63,8 +66,11 @@ class Comparison:
         for run in runs:
             if pool.is_done(run.folder):
                 measured[run.head][run.seed] = read_json(run.folder / "measures.json")
-        why = {run.name: pool.failure(run.folder) for run in (*runs, *plan.plane_runs(folder))}
-        return cls(folder, plan, measured, {name: text for name, text in why.items() if text}, jobs, threads)
+        failed, flat = (
+            {run.name: why for run in part if (why := pool.failure(run.folder))}
+            for part in (runs, plan.plane_runs(folder))
+        )
+        return cls(folder, plan, measured, failed, flat, jobs, threads)
 
     @property
     def report(self) -> Path:
@@ -82,7 +88,7 @@ class Comparison:
     @cached_property
     def sentences(self) -> list[str]:
         """The table in plain words."""
-        return reading(self.table, self.plan.seeds, self.failed)
+        return reading(self.table, self.failed)
 
     def arrays(self, run: Run) -> dict[str, Any]:
         """What the pictures of a run show; empty if it is not done."""
@@ -97,7 +103,7 @@ class Comparison:
             "format": 1,
             "settings": self.plan.settings,
             "runs": {head: {str(k): about for k, about in seeds.items()} for head, seeds in self.measured.items()},
-            "failed": self.failed,
+            "failed": self.failed | self.failed_flat,
             "reading": self.sentences,
             "versions": versions(),
             "date": now(),
@@ -129,6 +135,8 @@ def compare(
     """
     from hypermargin.report import write_report
 
+    if not hasattr(os, "fork"):
+        raise RunError("compare starts its runs by fork, which this system has not; Linux and macOS have.")
     need_matplotlib()  # now, and not when everything is trained
     folder = Path(out)
     if jobs is not None:
@@ -140,7 +148,8 @@ def compare(
                 raise RunError(
                     f"{folder} holds a comparison. Add --resume to go on with it, or choose another --out."
                 )
-            plan = Plan.read(folder).grown(plan.settings, plan.heads, plan.seeds)
+            saved = Plan.read(folder)
+            plan = saved.grown(plan.settings, plan.heads, plan.seeds, None if saved.plane else plan.plane)
         config = from_dict(plan.settings)
         _keep_for_the_plane(folder, plan, read_data(config, lambda _: None))  # bad data are an error now, not later
         plan.save(folder)
@@ -167,8 +176,12 @@ def _keep_for_the_plane(folder: Path, plan: Plan, data: Data) -> None:
         return
     rng = np.random.default_rng(0)
     rows = np.concatenate([rng.permutation(np.flatnonzero(data.labels == k))[:PLENTY] for k in chosen])
-    samples = np.stack([np.asarray(data.samples[row]) for row in rows])
-    names = np.array([data.classes[k] for k in data.labels[rows]])
+    readable, samples = [], []
+    for row in rows:
+        with contextlib.suppress(DataError):  # what cannot be read is the runs' to report
+            samples.append(np.asarray(data.samples[row]))
+            readable.append(row)
+    names = np.array([data.classes[k] for k in data.labels[readable]])
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
-        np.savez_compressed(temporary, samples=samples, labels=names)
+        np.savez_compressed(temporary, samples=np.stack(samples), labels=names)

@@ -15,10 +15,11 @@ from hypermargin.evaluate import evaluate, thin
 from hypermargin.evaluate.pairs import samples
 from hypermargin.evaluate.prototypes import prototypes_of
 from hypermargin.files import replacing, write_text
-from hypermargin.margins import NoMargin
+from hypermargin.head import MarginHead
+from hypermargin.margins import Margin, NoMargin, SphereFace
 from hypermargin.plots.angles import AnglesDisplay
-from hypermargin.plots.learned import snapshots
 from hypermargin.plots.norms import NormsDisplay
+from hypermargin.plots.snapshots import snapshots
 from hypermargin.plots.verification import ScoresDisplay
 from hypermargin.shipping.model import find_device
 from hypermargin.training import load
@@ -38,8 +39,9 @@ Arrays = dict[str, Any]
 
 
 def measure(folder: Path, *, plane: bool, spent: Numbers) -> None:
-    """Of a finished run: what the table shows, or what the picture in the plane does; and what it took."""
-    trained = load(folder, device=find_device("auto"))
+    """Of a finished run: what the table shows, or what the picture in the plane does; `spent` is what it took."""
+    # trust: the code that the settings name has just been imported to train with.
+    trained = load(folder, device=find_device("auto"), trust=True)
     parts = open_parts(folder, trained)
     head, split, labels = trained.head, parts.split, parts.data.labels
     numbers, arrays = _plane(folder, parts) if plane else _table(parts)
@@ -50,19 +52,16 @@ def measure(folder: Path, *, plane: bool, spent: Numbers) -> None:
         "numbers": {name: value for name, value in numbers.items() if math.isfinite(value)},
         "head": {
             "margin": head.margin.name,
-            "numbers": dataclasses.asdict(margin_of(head) or head.margin),  # type: ignore[call-overload]  # dataclasses
-            "lambda": head.current_lambda(),
+            "numbers": dataclasses.asdict(trained_margin(head) or head.margin),  # type: ignore[call-overload]
             "scale": float(head.current_scale().detach()),
             "unit_features": head.unit_features,
             "unit_weight": head.unit_weight,
         },
         "data": {
             "name": Path(parts.data.name).name,
-            "shape": list(parts.data.shape),
             "open_set": bool(split.open_set),
             "parts": {name: _sizes(labels, getattr(split, name)) for name in PARTS},
         },
-        "parameters": sum(p.numel() for p in trained.network.parameters()),
     }
     write_text(folder / "measures.json", json.dumps(about, indent=1))  # last: a run that has it is done
 
@@ -93,8 +92,9 @@ def _table(parts: Parts) -> tuple[Numbers, Arrays]:
     else:
         numbers["accuracy"] = _accuracy(parts)
         prototypes, targets = head.weight.detach(), parts.split.targets(labels)
-    if not isinstance(head.margin, NoMargin):
-        met = _met(parts)
+    margin = trained_margin(head)
+    if margin is not None and not isinstance(margin, NoMargin):
+        met = _met(parts, margin)
         numbers |= {} if met is None else {"met": met}
     points = thin(v.curve, list(v.tar))
     scores = ScoresDisplay.of(v.curve)
@@ -112,19 +112,29 @@ def _table(parts: Parts) -> tuple[Numbers, Arrays]:
     return numbers, arrays
 
 
-def _met(parts: Parts) -> float | None:
-    """The share of training samples that meet the margin; None if every class has its own."""
+def trained_margin(head: MarginHead) -> Margin | None:
+    """ψ as it is after the last step, λ included; None where no margin of ours is that ψ."""
+    margin, now = margin_of(head), head.current_adjustment()
+    if margin is None or now.strength < 1:
+        return None
+    if now.lam < 1e-3:
+        return margin
+    return dataclasses.replace(margin, lam=float(now.lam)) if isinstance(margin, SphereFace) else None
+
+
+def _met(parts: Parts, margin: Margin) -> float | None:
+    """The share of training samples that meet the margin."""
     features, rows = parts.features("train")
     head = parts.trained.head
     weight = head.weight.detach()
     targets = parts.split.targets(parts.data.labels)[rows]
-    found = prototypes_of(samples(features.to(weight.device), targets, "features"), weight, margin_of(head))
+    found = prototypes_of(samples(features.to(weight.device), targets, "features"), weight, margin)
     return None if found is None else found.met
 
 
 def _plane(folder: Path, parts: Parts) -> tuple[Numbers, Arrays]:
     """Features of the test part at every checkpoint, some hundred of them."""
-    frames = snapshots(folder, part="test")
+    frames = snapshots(folder, part="test", trust=True)
     rows = np.random.default_rng(0).permutation(len(frames[0].labels))[:MOST_DOTS]
     arrays = {
         "epochs": np.array([frame.name for frame in frames]),

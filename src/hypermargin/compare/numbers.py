@@ -7,11 +7,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-# Two-sided 95 % of Student's t for 1, 2, … degrees of freedom; 1.96 beyond 30.
-T95 = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
-    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
-)  # fmt: skip
+CHANCE = 0.05  # of a column of equal heads in which any of them is called behind
+FEWEST = 3  # seeds from which on differences are judged
 
 
 @dataclass(frozen=True)
@@ -37,8 +34,8 @@ MEASURES = (
     Measure("eer", "EER", "errors where false accepts and false rejects are equally frequent", -1, 100, "%"),
     Measure("tar", "TAR@FAR=1e-3", "genuine pairs accepted where one impostor in 1,000 is", 1, 100, "%", 1),
     Measure("rank1", "rank-1", "samples whose nearest other sample is of their identity", 1, 100, "%", 1),
-    Measure("intra", "within", "mean angle of genuine pairs", -1, 1, "°", 1),
-    Measure("inter", "between", "mean angle of impostor pairs", 1, 1, "°", 1),
+    Measure("intra", "within", "mean angle of genuine pairs", 0, 1, "°", 1),
+    Measure("inter", "between", "mean angle of impostor pairs", 0, 1, "°", 1),
     Measure("met", "margin met", "training samples that meet the margin they were trained with", 0, 100, "%", 1),
     Measure("seconds", "time", "training, wall clock of its process", 0, 1, "s", 1),
     Measure("bytes", "memory", "the most its process held", 0, 1e-6, "MB", 0),
@@ -50,7 +47,7 @@ class Cell:
     """One number of one head over the seeds that have it: `spread` is the standard deviation, None of a single one.
 
     mark  "best": ahead of every other head by more than the noise; "level": not told apart from the best mean;
-          "behind": worse than the best mean by more than the noise; "": not judged
+          "behind": worse than the best mean by more than the noise; "": not judged, by fewer than three seeds
     """
 
     values: Mapping[int, float]
@@ -65,22 +62,41 @@ class Cell:
         return f"{mean}{spread}" + (f"{'' if measure.unit == '°' else ' '}{measure.unit}" if unit else "")
 
 
-def exceeds_noise(better: Mapping[int, float], worse: Mapping[int, float]) -> bool | None:
-    """Is the mean difference over common seeds more than chance would give? None: fewer than two seeds in common.
+def chance(better: Mapping[int, float], worse: Mapping[int, float]) -> float | None:
+    """How often equal heads would differ so much, in either direction; None: fewer than three seeds in common.
 
-    Seeds are the same for both heads (same split, same order of batches), so the differences d_i are taken seed by
-    seed, and n of them differ from 0 when |mean d| > t·sd(d)/√n with Student's t of n − 1 degrees of freedom, 95 %.
+    Seeds are the same for both heads (split, initial weights, order of batches), so the differences d_i are taken
+    seed by seed, and t = mean(d)·√n/sd(d) is judged by Student's distribution with n − 1 degrees of freedom. If all
+    differences are equal (one sample more or less, at every seed) they know nothing of their noise: 1.
     """
     common = sorted(better.keys() & worse.keys())
-    if len(common) < 2:
+    if len(common) < FEWEST:
         return None
     differences = [better[seed] - worse[seed] for seed in common]
-    t = T95[len(common) - 2] if len(common) - 2 < len(T95) else 1.96
-    return abs(statistics.fmean(differences)) > t * statistics.stdev(differences) / math.sqrt(len(common))
+    spread = statistics.stdev(differences)
+    if spread <= 1e-12 * max(map(abs, (*better.values(), *worse.values()))):
+        return 1.0
+    return two_sided(statistics.fmean(differences) * math.sqrt(len(common)) / spread, len(common) - 1)
+
+
+def two_sided(t: float, freedom: int) -> float:
+    """P(|T| > |t|) of Student's T with whole degrees of freedom ν: a finite sum in φ = atan(|t|/√ν)."""
+    phi = math.atan(abs(t) / math.sqrt(freedom))
+    odd = freedom % 2
+    term, total = (math.cos(phi), 0.0) if odd else (1.0, 0.0)
+    for k in range(2 if odd else 1, freedom, 2):
+        total += term
+        term *= k / (k + 1) * math.cos(phi) ** 2
+    inside = 2 / math.pi * (phi + math.sin(phi) * total) if odd else math.sin(phi) * total
+    return max(0.0, 1.0 - inside)
 
 
 def column(measure: Measure, by_head: Mapping[str, Mapping[int, float]]) -> dict[str, Cell]:
-    """The cells of a measure, judged. A head with failed runs is judged on the seeds it has."""
+    """The cells of a measure, judged. A head with failed runs is judged on the seeds it has.
+
+    Any two of k heads may be the ones compared, so a comparison may be chance in 5 % over k(k − 1)/2 (Bonferroni):
+    of equal heads, one column in twenty at most calls any of them behind.
+    """
     cells = {
         head: Cell(values, statistics.fmean(values.values()), _spread(list(values.values())))
         for head, values in by_head.items()
@@ -89,13 +105,21 @@ def column(measure: Measure, by_head: Mapping[str, Mapping[int, float]]) -> dict
     if measure.better == 0 or len(cells) < 2:
         return cells
     best = max(cells, key=lambda head: measure.better * cells[head].mean)
-    apart = {head: exceeds_noise(cells[best].values, cell.values) for head, cell in cells.items() if head != best}
-    marks = {head: "" if told is None else "behind" if told else "level" for head, told in apart.items()}
-    if all(apart.values()):  # every one True
-        marks[best] = "best"
-    elif any(told is not None for told in apart.values()):
-        marks[best] = "level"
+    allowed = CHANCE / (len(cells) * (len(cells) - 1) / 2)
+    marks = {}
+    for head, cell in cells.items():
+        if head != best:
+            p = chance(cells[best].values, cell.values)
+            ahead = _ahead(measure, cells[best].values, cell.values)
+            marks[head] = "" if p is None else "behind" if p < allowed and ahead else "level"
+    if any(marks.values()):
+        marks[best] = "best" if all(mark == "behind" for mark in marks.values()) else "level"
     return {head: Cell(c.values, c.mean, c.spread, marks.get(head, "")) for head, c in cells.items()}
+
+
+def _ahead(measure: Measure, one: Mapping[int, float], other: Mapping[int, float]) -> bool:
+    """On the seeds that both have: a mean over other seeds may be the better for them."""
+    return sum(measure.better * (one[seed] - other[seed]) for seed in one.keys() & other.keys()) > 0
 
 
 def _spread(values: Sequence[float]) -> float | None:

@@ -78,7 +78,7 @@ class Plan:
 
     def plane_runs(self, out: Path) -> list[Run]:
         """One run of each head in two dimensions: on the ten classes kept in plane/data.npz, or on digits."""
-        own = out / "plane" / "data.npz"
+        own = (out / "plane" / "data.npz").resolve()  # a run may be resumed from elsewhere
         if not self.plane or not (own.exists() or find_spec("sklearn")):  # the digits are scikit-learn's
             return []
         kept = ("model", "model_set", "device", "precision", "augment")
@@ -103,8 +103,19 @@ class Plan:
         except (TypeError, KeyError, ValueError) as error:
             raise RunError(f"{out / 'plan.json'} is damaged: {error}") from None
 
-    def grown(self, settings: dict[str, Any], heads: tuple[str, ...], seeds: int | None) -> Plan:
-        """The plan with more heads and seeds. Settings must be the same: runs that differ cannot be compared."""
+    def grown(
+        self, settings: dict[str, Any], heads: tuple[str, ...], seeds: int | None, plane: int | None = None
+    ) -> Plan:
+        """The plan with more heads and seeds, and with runs in the plane if it had none.
+
+        Settings must be the same: runs that differ cannot be compared.
+        """
+        from_dict(settings, "settings")
+        if plane is not None and self.plane not in (0, plane):
+            raise ValueError(
+                f"--resume goes on with the comparison as it was started, with plane = {self.plane}; got {plane}. "
+                "Leave it out, or start another with a new --out."
+            )
         for name, value in settings.items():
             there = self.settings.get(name, getattr(Config(), name))
             if value != there:
@@ -113,7 +124,9 @@ class Plan:
                     f"{value!r}. Leave it out, or start another with a new --out."
                 )
         more = tuple(head for head in heads if slug(head) not in {slug(known) for known in self.heads})
-        return dataclasses.replace(self, heads=self.heads + more, seeds=max(self.seeds, seeds or 0))
+        return dataclasses.replace(
+            self, heads=self.heads + more, seeds=max(self.seeds, seeds or 0), plane=self.plane or plane or 0
+        )
 
 
 def _config(base: dict[str, Any], head: str, seed: int) -> Config:

@@ -24,7 +24,6 @@ from hypermargin.training.monitor import say
 from hypermargin.training.process import stop_signals
 
 STEP = re.compile(r"step (\d+)/(\d+)\s+(.*)")
-STOPPED = 130, -2, -15  # exit codes of runs that were asked to stop
 TICK = 0.3  # seconds between looks at what the runs say
 
 
@@ -96,7 +95,7 @@ def work(runs: Sequence[Run], *, jobs: int, threads: int, watch: Watch) -> None:
             else:
                 del working[told["folder"]]
                 _listen(each)
-                each.state = _ended(each, told["code"])
+                each.state = _ended(each, told["code"], asked=bool(stopped))
             watch(seen, each)
     if stopped:
         raise Interrupted("stopped; every run under way is saved")
@@ -161,11 +160,11 @@ def _listen(each: Seen) -> bool:
     return bool(found)
 
 
-def _ended(each: Seen, code: int) -> str:
+def _ended(each: Seen, code: int, *, asked: bool) -> str:
     folder = each.run.folder
     if code == 0:
         return "done"
-    if code in STOPPED:
+    if asked:
         return "stopped"
     if failure(folder) is None:  # it could not say why itself
         why = f"the process ended with signal {-code}" if code < 0 else f"the process ended with exit code {code}"

@@ -12,8 +12,9 @@ import json
 import os
 import select
 import signal
-import subprocess
 import sys
+import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,20 @@ TICK = 0.05  # seconds between looks at the children
 
 
 def serve() -> None:
-    """Until stdin is closed and every run has ended."""
+    """Until stdin is closed and every run has ended. SIGTERM is taken as the end of stdin."""
     children: dict[int, str] = {}
+    asked: list[int] = []
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started us decides
+    signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
     listening, text = True, b""
-    while listening or children:
-        if select.select([0] if listening else [], [], [], TICK)[0]:
-            chunk = os.read(0, 65536)
+    try:
+        while listening or children:
+            chunk = b""
+            if listening and not asked and select.select([0], [], [], TICK)[0]:
+                chunk = os.read(0, 65536)
+                asked += [] if chunk else [0]
+            elif not listening:
+                time.sleep(TICK)
             text += chunk
             *lines, text = text.split(b"\n")
             for line in lines:
@@ -36,15 +45,22 @@ def serve() -> None:
                 pid = _start(folder)
                 children[pid] = folder
                 _say(folder=folder, pid=pid)
-            if not chunk:
+            if asked and listening:
                 listening = False
-                for pid in children:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGTERM)
-        for pid in list(children):
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended:
-                _say(folder=children.pop(pid), code=os.waitstatus_to_exitcode(status))
+                _stop(children)
+            for pid in list(children):
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                if ended:
+                    _say(folder=children.pop(pid), code=os.waitstatus_to_exitcode(status))
+    finally:
+        _stop(children)
+
+
+def _stop(children: dict[int, str]) -> None:
+    """They save and leave."""
+    for pid in children:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
 
 
 def _say(**news: Any) -> None:
@@ -53,26 +69,26 @@ def _say(**news: Any) -> None:
 
 
 def _start(folder: str) -> int:
-    with (Path(folder) / "output.txt").open("ab") as output:
-        if not hasattr(os, "fork"):
-            program = [sys.executable, "-m", "hypermargin.compare.worker", folder]
-            return subprocess.Popen(program, stdin=subprocess.DEVNULL, stdout=output, stderr=output).pid
-        pid = os.fork()
-        if pid:
-            return pid
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        output = os.open(Path(folder) / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         for stream in (sys.stdout, sys.stderr):
-            os.dup2(output.fileno(), stream.fileno())
-        code = 1
-        try:
-            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-            code = work(Path(folder))
-        finally:
-            for stream in (sys.stdout, sys.stderr):
-                with contextlib.suppress(OSError):
-                    stream.flush()
-            os._exit(code)  # what the parent had registered for its own end is none of ours
+            os.dup2(output, stream.fileno())
+        code = work(Path(folder))
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError):
+                stream.flush()
+        os._exit(code)  # what the parent had registered for its own end is none of ours
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started us decides
     serve()

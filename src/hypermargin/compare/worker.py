@@ -5,7 +5,7 @@ FOLDER/
   …              a run, as `hypermargin train` leaves it
   job.json       what to do
   output.txt     what it said
-  seconds.json   how long training took, over all sittings
+  spent.json     what training took: seconds over all sittings, and the most bytes of any
   measures.json  the numbers of the table; with arrays.npz, what the pictures show
   failed.json    why it failed, if it did
 """
@@ -21,10 +21,12 @@ import torch
 
 from hypermargin.compare.measure import measure
 from hypermargin.files import write_text
-from hypermargin.training import Interrupted, train
+from hypermargin.training import Interrupted, RunError, train
 from hypermargin.training.config import from_dict
+from hypermargin.training.run import locked
 
 STOPPED = 130  # the exit code of a run that was interrupted, and saved
+PATIENCE = 60  # seconds
 
 
 def work(folder: Path) -> int:
@@ -32,12 +34,15 @@ def work(folder: Path) -> int:
     try:
         job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
         if not (folder / "result.json").exists():
-            started = time.monotonic()
+            _wait_until_free(folder)
+            before, started = _spent(folder), time.monotonic()
             try:
                 train(from_dict(job["config"]), folder, resume=True)
             finally:
-                write_text(folder / "seconds.json", json.dumps(_seconds(folder) + time.monotonic() - started))
-        measure(folder, plane=job["plane"], spent={"seconds": _seconds(folder), "bytes": float(_peak_bytes())})
+                seconds = before["seconds"] + time.monotonic() - started
+                now = {"seconds": seconds, "bytes": max(before["bytes"], float(_peak_bytes()))}
+                write_text(folder / "spent.json", json.dumps(now))
+        measure(folder, plane=job["plane"], spent=_spent(folder))
     except Interrupted:
         return STOPPED
     except Exception as error:
@@ -48,10 +53,22 @@ def work(folder: Path) -> int:
     return 0
 
 
-def _seconds(folder: Path) -> float:
-    """Of training, over all sittings that ended by themselves or were asked to."""
-    path = folder / "seconds.json"
-    return float(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else 0.0
+def _spent(folder: Path) -> dict[str, float]:
+    """By the sittings that ended by themselves or were asked to; one that was killed is not in it."""
+    path = folder / "spent.json"
+    if not path.exists():
+        return {"seconds": 0.0, "bytes": 0.0}
+    return {name: float(value) for name, value in json.loads(path.read_text(encoding="utf-8")).items()}
+
+
+def _wait_until_free(folder: Path) -> None:
+    """A run of a comparison that was killed may still be saving."""
+    for _ in range(PATIENCE):
+        try:
+            with locked(folder):
+                return
+        except RunError:
+            time.sleep(1)
 
 
 def _peak_bytes() -> int:

@@ -68,7 +68,6 @@ class TrainingAnglesDisplay(Display):
     epochs: Floats
     own: Floats
     rival: Floats
-    name: str = ""
 
     def draw(self, ax: Axes) -> None:
         """Two lines, each with its range over seeds."""
@@ -81,5 +80,5 @@ class TrainingAnglesDisplay(Display):
                 ax.fill_between(self.epochs, values.min(0), values.max(0), color=colour, alpha=0.2, linewidth=0)
         ax.set_ylim(0, max(95.0, float(self.own.max()) + 3, float(self.rival.max()) + 3))
         ax.yaxis.set_major_formatter("{x:.0f}°")
-        dress(ax, xlabel="epoch", ylabel="mean angle", title=self.name)
+        dress(ax, xlabel="epoch", ylabel="mean angle", title="")
         legend(ax, loc="lower left")

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hypermargin import checks
 from hypermargin.evaluate.pairs import Counts, Floats, Values, samples, to_numpy
-from hypermargin.plots.labels import write_names
+from hypermargin.plots.labels import plain, write_names
 from hypermargin.plots.sphere import View
 from hypermargin.plots.style import Display, bare, dress, legend, look, percent
 
@@ -174,7 +174,7 @@ class FeaturesDisplay(Display):
         colours = look(ax).cycle
         style: dict[str, Any] = {
             "s": 16 if len(self.points) < 600 else 7, "linewidths": 0, "color": colours[k % len(colours)],
-            "marker": MARKERS[k // len(colours) % len(MARKERS)], "zorder": 2, "label": self.names[k],
+            "marker": MARKERS[k // len(colours) % len(MARKERS)], "zorder": 2, "label": plain(self.names[k]),
         }  # fmt: skip
         if self.on == "sphere":
             xy, front = self.view.project(points)

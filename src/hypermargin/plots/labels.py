@@ -31,8 +31,14 @@ def write_names(ax: Axes, names: Sequence[str], places: Floats, near: NDArray[np
         if abs(x - start[0]) + abs(y - start[1]) > 0.3 * inch:
             ax.plot([start[0], x], [start[1], y], color=look(ax).faint, linewidth=0.6, zorder=3)
         colour = look(ax).ink if front else look(ax).faint
-        text = ax.text(x, y, name, ha="center", va="center", fontsize=9, color=colour, zorder=5)
+        text = ax.text(x, y, name, ha="center", va="center", fontsize=9, color=colour, zorder=5, parse_math=False)
         text.set_path_effects([withStroke(linewidth=2.5, foreground=look(ax).ground)])  # readable on dots
+
+
+def plain(name: str) -> str:
+    """A name for a legend: $ would begin a formula there, and a leading _ would hide it."""
+    name = name.replace("$", r"\$")
+    return f"\u200b{name}" if name.startswith("_") else name
 
 
 def apart(places: Floats, sizes: Floats) -> Floats:

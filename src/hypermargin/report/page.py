@@ -94,7 +94,8 @@ def page(found: Comparison) -> str:
 
 
 def _name(found: Comparison) -> str:
-    return f"{len(found.plan.heads)} heads on {_data(found).get('name', found.plan.settings.get('data', 'glyphs'))}"
+    data = _data(found).get("name") or Path(str(found.plan.settings.get("data", "glyphs"))).name
+    return f"{len(found.plan.heads)} heads on {data}"
 
 
 def _about(found: Comparison) -> Iterable[dict[str, Any]]:
@@ -177,10 +178,21 @@ def _arrow(better: int) -> str:
 
 
 def _failures(found: Comparison) -> str:
-    if not found.failed:
+    failed = found.failed | found.failed_flat
+    if not failed:
         return ""
-    rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(why)}</dd>" for name, why in found.failed.items())
+    rows = "".join(
+        f"<dt>{escape(name)}</dt><dd>{escape(_without_paths(why, found))}</dd>" for name, why in failed.items()
+    )
     return f'<h3>Failed runs</h3><dl class="failed">{rows}</dl>'
+
+
+def _without_paths(text: str, found: Comparison) -> str:
+    """Where things lie on some machine is nobody's business."""
+    data = Path(str(found.plan.settings.get("data", "")))
+    for path in (found.folder.resolve(), found.folder, data.resolve().parent, Path.cwd()):
+        text = text.replace(f"{path}/", "") if str(path) not in (".", "/") else text
+    return text
 
 
 def _picture(display: Display, title: str, caption: str = "", size: tuple[float, float] | None = None) -> str:
@@ -213,7 +225,7 @@ def _plane(found: Comparison, moving: list[dict[str, Any]]) -> str:
     which = (
         f"{len(moving[0]['names'])} classes of these data"
         if own
-        else "the ten digits of scikit-learn, since these data have too few samples a class"
+        else "the ten digits of scikit-learn, since these data have no ten classes of fifty images"
     )
     frames = "".join(
         f"<figure><figcaption>{escape(head['head'])}: {100 * head['accuracy']:.1f} % right</figcaption>"
@@ -247,7 +259,7 @@ def _settings(found: Comparison) -> str:
     }
     lines = {
         **{name: "chosen from the data" if value is None else value for name, value in changed.items()},
-        "data": Path(str(changed["data"])).name,  # where it lies on some machine is nobody's business
+        **{name: Path(str(changed[name])).name for name in ("data", "init", "verify_images") if changed.get(name)},
         "runs at a time": f"{found.jobs}, {found.threads} threads each" if found.jobs else "–",
         **{f"version of {name}": value for name, value in versions().items()},
     }

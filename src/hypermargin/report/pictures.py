@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -14,7 +13,7 @@ import numpy as np
 from hypermargin import margins
 from hypermargin.compare import Comparison
 from hypermargin.compare.plan import Run
-from hypermargin.margins import Margin, NoMargin, SphereFace
+from hypermargin.margins import Margin, NoMargin
 from hypermargin.plots import Display
 from hypermargin.plots.angles import AnglesDisplay
 from hypermargin.plots.boundary import BoundaryDisplay
@@ -34,12 +33,8 @@ class Row(NamedTuple):
 
 
 def trained_margin(about: dict[str, Any]) -> Margin:
-    """ψ as it was trained in the end, λ included, from a run's measures.json."""
-    head = about["head"]
-    margin = margins.get(head["margin"])(**head["numbers"])
-    if isinstance(margin, SphereFace) and head["lambda"] > 1e-3:
-        return dataclasses.replace(margin, lam=head["lambda"])
-    return margin
+    """From a run's measures.json."""
+    return margins.get(about["head"]["margin"])(**about["head"]["numbers"])
 
 
 def together(found: Comparison) -> list[Row]:
@@ -96,7 +91,7 @@ def side_by_side(found: Comparison) -> list[Row]:
         Row("The band between two classes 90° apart", "No sample of either class may lie in it.", bands),
         Row("Angles while training", "Means and their range over seeds. The own class must come below the others.",
             _training(found)),
-        Row("Angles of the test samples", "To the own class and to the nearest other. Overlap is error.", angles),
+        Row("Angles of the test samples", "To the own class, and to the nearest other one.", angles),
         Row("Scores of the test pairs", f"The line is the threshold for equal errors{without}.", scores),
         Row("Length and fit", "Does a short feature mean a poor image?", norms),
     ]  # fmt: skip
