@@ -168,7 +168,8 @@ def _ended(each: Seen, code: int, *, asked: bool) -> str:
         return "stopped"
     if failure(folder) is None:  # it could not say why itself
         why = f"the process ended with signal {-code}" if code < 0 else f"the process ended with exit code {code}"
-        said = (folder / "output.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        output = folder / "output.txt"  # not there if it ended at once
+        said = output.read_text(encoding="utf-8", errors="replace").strip().splitlines() if output.exists() else []
         last = f"; its last words: {said[-1]}" if said else ""
         write_text(folder / "failed.json", json.dumps({"error": why + last}))
     each.words = failure(folder) or ""

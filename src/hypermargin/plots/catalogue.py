@@ -51,8 +51,8 @@ def picture(name: str, about: str, *, learned: bool = False) -> Callable[[Make],
 
 
 def pictures() -> dict[str, Picture]:
-    """All of them, by name, in the order of the rooms they are in."""
-    return dict(_PICTURES)
+    """All of them, by name; those of runs come last."""
+    return {each.name: each for each in sorted(_PICTURES.values(), key=lambda each: each.learned)}
 
 
 def make(name: str, **options: Any) -> Display:

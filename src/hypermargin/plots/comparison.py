@@ -10,6 +10,7 @@ import numpy as np
 
 from hypermargin.evaluate.pairs import Floats
 from hypermargin.plots.style import DASHES, Display, dress, legend, look, percent
+from hypermargin.plots.verification import DetDisplay
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,6 +56,22 @@ class HeadsRocDisplay(Display):
         ax.yaxis.set_major_formatter(FuncFormatter(lambda share, _: percent(share)))
         dress(ax, xlabel="false accepts (FAR)", ylabel="true accepts (TAR)", title="ROC: mean and range over seeds")
         legend(ax, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+
+
+@dataclass(eq=False)
+class HeadsDetDisplay(Display):
+    """The DET curves of several heads on one pair of axes, named by `name` of each."""
+
+    size = (6.4, 4.8)
+    curves: Sequence[DetDisplay]
+
+    def draw(self, ax: Axes) -> None:
+        """One after the other; the dashes tell heads apart without colour."""
+        for k, curve in enumerate(self.curves):
+            before = len(ax.lines)
+            curve.draw(ax)
+            ax.lines[before].set(linestyle=DASHES[k % len(DASHES)])
+        legend(ax, loc="upper right")
 
 
 @dataclass(eq=False)

@@ -17,10 +17,10 @@ from hypermargin.margins import Margin, NoMargin
 from hypermargin.plots import Display
 from hypermargin.plots.angles import AnglesDisplay
 from hypermargin.plots.boundary import BoundaryDisplay
-from hypermargin.plots.comparison import HeadsRocDisplay, TrainingAnglesDisplay
+from hypermargin.plots.comparison import HeadsDetDisplay, HeadsRocDisplay, TrainingAnglesDisplay
 from hypermargin.plots.norms import NormsDisplay
 from hypermargin.plots.psi import PsiDisplay
-from hypermargin.plots.verification import ScoresDisplay
+from hypermargin.plots.verification import DetDisplay, ScoresDisplay
 from hypermargin.plots.weights import WeightsDisplay
 
 
@@ -52,6 +52,12 @@ def together(found: Comparison) -> list[Row]:
     if curves:
         words = "Further up is better; the left end shows how a head does where false accepts must be rare."
         rows.append(Row("ROC", words, {"": HeadsRocDisplay.of(curves)}))
+        dets = []
+        for head, seeds in curves.items():
+            far, tar, _ = seeds[0]
+            dets.append(DetDisplay(far, 1 - tar, first[head]["numbers"]["eer"], head))
+        words = "Both errors, of the first seed; further down and left is better. Dots: where they are equal."
+        rows.append(Row("DET", words, {"": HeadsDetDisplay(dets)}))
     distinct = list(dict.fromkeys(trained_margin(about) for about in first.values()))
     if distinct:
         words = "What each margin makes of the target's cosine, as trained, and how steeply it falls."
