@@ -25,7 +25,7 @@ from hypermargin.plots.angles import AnglesDisplay, AnglesOverTraining
 from hypermargin.plots.animation import animate
 from hypermargin.plots.features import FeaturesDisplay, together
 from hypermargin.plots.labels import apart
-from hypermargin.plots.snapshots import small_run, snapshot, snapshots
+from hypermargin.plots.snapshots import _kept, small_run, snapshot, snapshots
 from hypermargin.plots.weights import WeightsDisplay
 from hypermargin.training import Config, RunError, train
 
@@ -482,6 +482,7 @@ def test_the_catalogue_knows_them():
 @pytest.mark.slow
 @pytest.mark.parametrize(("head", "dim"), [("a-softmax", 2), ("l-softmax", 2), ("a-softmax", 3)])
 def test_the_small_run_learns_the_digits(head, dim, capsys):
+    _kept.cache_clear()  # another test may have had it trained
     one = snapshot(small_run(head, dim))
     assert "no run given" in capsys.readouterr().err
     cosines = unit(one.features.numpy()) @ one.prototypes.numpy().T
