@@ -131,10 +131,11 @@ def _list(sentences: Iterable[str]) -> str:
 
 
 def _fixed(text: str) -> str:
-    """Escaped, and without breaks inside 2.4 ± 0.1 % and 1e-3."""
+    """Escaped, and without breaks inside 2.4 ± 0.1 %, within, ° and 1e-3."""
     for loose, kept in (
         (" ± ", "\u00a0±\u00a0"),
         (" %", "\u00a0%"),
+        (" °", "\u00a0°"),
         (" ↑", "\u00a0↑"),
         (" ↓", "\u00a0↓"),
         ("1e-", "1e\u2011"),
