@@ -115,4 +115,6 @@ def test_a_picture_fits_axes_of_yours(name):
     display = made(name)
     display.plot(left)
     assert display.figure_ is figure
+    drawn_on = [*left.lines, *left.patches, *left.collections, *left.texts]
+    assert drawn_on or len(figure.axes) > 2, "neither on the axes nor in panels in their place"
     assert not right.has_data()

@@ -1,7 +1,7 @@
 """The command line: one file a command.
 
-A command is a function with `@app.command()`. It imports what it needs inside, so that `--help` stays quick, and
-does its work within `plain_errors()`, so that bad input ends in one line and exit code 2.
+A command is a function with `@app.command()`, or one whose flags are made by `_flags.py`. It imports what it needs
+inside where it can, and does its work within `plain_errors()`, so that bad input ends in one line and exit code 2.
 """
 
 from __future__ import annotations

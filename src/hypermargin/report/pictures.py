@@ -13,6 +13,7 @@ import numpy as np
 from hypermargin import margins
 from hypermargin.compare import Comparison
 from hypermargin.compare.plan import Run
+from hypermargin.compare.pool import is_done
 from hypermargin.margins import Margin, NoMargin
 from hypermargin.plots import Display
 from hypermargin.plots.angles import AnglesDisplay
@@ -109,7 +110,7 @@ def _training(found: Comparison) -> dict[str, Display]:
     seen: dict[str, list[tuple[list[int], list[float], list[float]]]] = {}
     epochs: dict[str, int] = {}
     for run in found.plan.runs(found.folder):
-        if found.arrays(run):
+        if is_done(run.folder):
             lines = [line for line in _log(run.folder) if line["kind"] == "train" and "angle" in line]
             columns = ([line[name] for line in lines] for name in ("step", "angle", "rival_angle"))
             seen.setdefault(run.head, []).append(tuple(columns))  # type: ignore[arg-type]  # three of them
