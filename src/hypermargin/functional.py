@@ -175,7 +175,7 @@ def scores_of(
     checks.row_scale(scale, rows)
     both = [labels] if mix is None else [labels, mix[0]]
     y = torch.stack([each.long() for each in both], 1)
-    chosen, settings, _ = choose(backend, rows, classes, features.device)  # here, where autocast can be seen
+    settings, _ = choose(backend, rows, classes, features.device)  # here, where autocast can be seen
     is_used = (y != ignore_index).all(1)
     all_used = False
     if checks.wanted(check, features, labels):
@@ -203,7 +203,7 @@ def scores_of(
             direction=direction,
             rival_sum=rival_sum,
             hardest=hardest,
-            backend=settings if chosen == "chunked" else chosen,
+            backend=settings,
         )
     return Batch(y, counts, b, length, found)
 

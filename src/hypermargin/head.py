@@ -16,7 +16,7 @@ from hypermargin.functional import Gradient, Reduction, full_precision, margin_s
 from hypermargin.margins import Margin
 from hypermargin.numerics import bounded, constant, snapshot, unit, wide_dtype, widen
 from hypermargin.schedule import Adjustment, Alternation, Schedule
-from hypermargin.scores import Backend, Scores, choose
+from hypermargin.scores import BACKENDS, Backend, Scores
 
 AUTOMATIC_SCALES = ("adacos", "adacos-dynamic")
 
@@ -77,7 +77,8 @@ class MarginHead(nn.Module):
         checks.one_of("reduction", reduction, ("mean", "sum", "none"))
         checks.in_range("label_smoothing", label_smoothing, 0.0, 1.0)
         checks.in_range("margin_reward", margin_reward, 0.0, math.inf)
-        choose(backend, 1, classes, torch.device("cpu"))  # refuses an unknown one now rather than at the first step
+        if isinstance(backend, str):
+            checks.one_of("backend", backend, ("auto", *BACKENDS))
         self.dim, self.classes, self.margin = dim, classes, margin
         self.unit_features, self.unit_weight, self.gradient = unit_features, unit_weight, gradient
         self.ignore_index, self.label_smoothing, self.reduction = ignore_index, label_smoothing, reduction

@@ -7,7 +7,7 @@ hands out, written once, here. `dense` is the definition every other backend is 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,12 +16,14 @@ from hypermargin import checks
 from hypermargin.numerics import angle_between, polar, unit
 from hypermargin.scores.blocks import REDUCED_OPERANDS_WORK
 from hypermargin.scores.chunked import Chunked, chunk_for, chunked_rivals
-from hypermargin.scores.dense import Rivals, dense_rivals
+from hypermargin.scores.dense import Dense, Rivals, dense_rivals
+from hypermargin.scores.fused import Triton, fused_rivals, plan, why_not
 
-__all__ = ["BACKENDS", "Chunked", "Rivals", "Scores", "choose", "explain_backend", "scores"]
+__all__ = ["BACKENDS", "Chunked", "Dense", "Rivals", "Scores", "Triton", "choose", "explain_backend", "scores"]
 
-BACKENDS = ("dense", "chunked")
-Backend = str | Chunked
+Settings = Dense | Chunked | Triton
+BACKENDS: dict[str, type[Settings]] = {"dense": Dense, "chunked": Chunked, "triton": Triton}
+Backend = str | Settings
 # Up to this many logits the N×C matrix costs less time than the blocks that avoid it, as measured.
 DENSE_LOGITS = {"cpu": 2**18, "cuda": 2**25}
 
@@ -41,44 +43,54 @@ class Scores(NamedTuple):
     hardest: Tensor | None  # (N,)    maximum of the same z, without gradient, if asked for
 
 
-def choose(backend: Backend, rows: int, classes: int, device: torch.device) -> tuple[str, Chunked, str]:
-    """The backend that will run, its settings, and why. A named backend runs or raises; only "auto" may choose."""
-    settings = backend if isinstance(backend, Chunked) else Chunked()
-    if isinstance(backend, Chunked):
-        name, why = "chunked", f"backend={backend} was asked for."
+def choose(backend: Backend, rows: int, classes: int, device: torch.device) -> tuple[Settings, str]:
+    """The settings of the backend that will run, and why. A named backend runs or raises; only "auto" may choose."""
+    if isinstance(backend, Settings):
+        settings, why = backend, f"backend={backend} was asked for."
     elif backend == "auto":
         logits = f"{rows:,} rows × {classes:,} classes"
         most = DENSE_LOGITS.get(device.type, DENSE_LOGITS["cpu"])
-        name = "dense" if rows * classes <= most else "chunked"
-        if name == "dense":
+        if rows * classes <= most:
+            settings = Dense()
             why = f"{logits} are at most {most:,} logits: holding them costs less than recomputing."
         else:
-            why = f"{logits} are more than {most:,} logits: computed in blocks, never held."
+            fused = device.type == "cuda" and not why_not(device)
+            settings = Triton() if fused else Chunked()
+            how = "computed in tiles" if fused else "computed in blocks"
+            why = f"{logits} are more than {most:,} logits: {how}, never held."
     else:
         checks.one_of("backend", backend, ("auto", *BACKENDS))
-        name, why = backend, f"backend={backend!r} was asked for."
-    if settings.chunk is None:
+        settings, why = BACKENDS[backend](), f"backend={backend!r} was asked for."
+    if isinstance(settings, Dense):
+        return settings, why
+    if isinstance(settings, Triton):
+        reason = why_not(device)
+        if reason:
+            raise ValueError(f'backend="triton" cannot run here: {reason}. Use "auto" or "chunked".')
+    elif settings.chunk is None:
         settings = replace(settings, chunk=chunk_for(rows, classes, device))
-    if (
-        settings.operands is None
-        and REDUCED_OPERANDS_WORK
-        and device.type == "cuda"
-        and torch.is_autocast_enabled("cuda")
-    ):
-        settings = replace(settings, operands=str(torch.get_autocast_dtype("cuda")).removeprefix("torch."))
-    return name, settings, why
+    if settings.operands is None and device.type == "cuda" and torch.is_autocast_enabled("cuda"):
+        if isinstance(settings, Triton) or REDUCED_OPERANDS_WORK:
+            settings = replace(settings, operands=str(torch.get_autocast_dtype("cuda")).removeprefix("torch."))
+    return settings, why
 
 
-def explain_backend(rows: int, classes: int, backend: Backend = "auto", device: torch.device | str = "cpu") -> str:
-    """Which backend a call of that size uses, and why, in words."""
+def explain_backend(
+    rows: int, classes: int, backend: Backend = "auto", device: torch.device | str = "cpu", dim: int = 512
+) -> str:
+    """Which backend a call of that size uses, and why, in words. `dim` matters to what the fused one can keep."""
     checks.count("rows", rows, 0)
     checks.count("classes", classes)
-    name, settings, why = choose(backend, rows, classes, torch.device(device))
-    if name == "dense":
+    settings, why = choose(backend, rows, classes, torch.device(device))
+    if isinstance(settings, Dense):
         return f"dense: {why}"
-    held = f"{rows * min(settings.chunk or classes, classes) * 4 / 2**20:,.0f} MB"
     operands = f", {settings.operands} operands" if settings.operands else ""
-    return f"chunked: {why} Blocks of {settings.chunk:,} classes, {held} of float32 logits at a time{operands}."
+    if isinstance(settings, Chunked):
+        held = f"{rows * min(settings.chunk or classes, classes) * 4 / 2**20:,.0f} MB"
+        return f"chunked: {why} Blocks of {settings.chunk:,} classes, {held} of float32 logits at a time{operands}."
+    cut = plan(rows, classes, dim, settings)
+    share = "all" if cut.kept == classes else "none" if not cut.kept else f"{cut.kept:,}"
+    return f"triton: {why} exp z of {share} of the classes is kept for the backward{operands}."
 
 
 def scores(
@@ -100,28 +112,24 @@ def scores(
     `labels` are global class ids. With `total` given, `weight` is the slice of that many classes that starts at
     `class_start`. `direction` is f/|f|, if the caller has it.
     """
-    name, settings, _ = choose(backend, f.shape[0], weight.shape[0], f.device)
+    settings, _ = choose(backend, f.shape[0], weight.shape[0], f.device)
     local = labels if labels.dim() == 2 else labels.unsqueeze(1)
     inside = None
     if total is not None or class_start:
         local = local - class_start
         inside = (local >= 0) & (local < weight.shape[0])
-    if name == "dense":
-        found = dense_rivals(
-            f, weight, local, inside, unit_weight=unit_weight, bias=bias, rival_sum=rival_sum, hardest=hardest
-        )
+    options: dict[str, Any] = {
+        "unit_weight": unit_weight,
+        "bias": bias,
+        "rival_sum": rival_sum,
+        "hardest": hardest,
+    }
+    if isinstance(settings, Dense):
+        found = dense_rivals(f, weight, local, inside, **options)
+    elif isinstance(settings, Chunked):
+        found = chunked_rivals(f, weight, local, inside, **options, settings=settings)
     else:
-        found = chunked_rivals(
-            f,
-            weight,
-            local,
-            inside,
-            unit_weight=unit_weight,
-            bias=bias,
-            rival_sum=rival_sum,
-            hardest=hardest,
-            settings=settings,
-        )
+        found = fused_rivals(f, weight, local, inside, **options, settings=settings)
     target = (f.unsqueeze(1) * found.rows).sum(-1)
     unit_rows, norms = (found.rows, torch.ones_like(target).unsqueeze(-1)) if unit_weight else polar(found.rows)
     angle = angle_between((unit(f) if direction is None else direction).unsqueeze(1), unit_rows)

@@ -95,13 +95,13 @@ def forward(
     bias: Tensor | None,
     local: Tensor,
     unit_weight: bool,
-    rival_sum: bool,
+    want_total: bool,
     hardest: bool,
     chunk: int,
     kept: int,
     operands: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """rows (N, K, d), rivals (N,), rival_sum and hardest (N,) or (0,); for the backward, norms (C,) or (0,),
+    """rows (N, K, d), rivals (N,), Σ w̃ (d,) or (0,), hardest (N,) or (0,); for the backward, norms (C,) or (0,),
 
     whether exp z was taken without a maximum, and those exp z of the first `kept` classes.
     """
@@ -111,7 +111,7 @@ def forward(
     plain = _needs_no_maximum(f, weight, bias, unit_weight)
     largest = f.new_full((N,), 0.0 if plain else -math.inf)
     sums = torch.zeros(N, dtype=exact, device=f.device)
-    total = torch.zeros(N if rival_sum else 0, dtype=exact, device=f.device)
+    total = torch.zeros(f.shape[1] if want_total else 0, dtype=exact, device=f.device)
     top = f.new_full((N if hardest else 0,), -math.inf)
     norms = f.new_empty(C if unit_weight else 0)
     buffer, exps = f.new_empty(N * min(chunk, C)), f.new_empty(N * kept)
@@ -126,9 +126,8 @@ def forward(
             z *= inverse
         if bias is not None:
             z += bias[block]
-        if rival_sum:
-            _mask_labels(z, local, block, 0.0)
-            total += z.sum(1)
+        if want_total:
+            total += w.sum(0, dtype=f.dtype) if inverse is None else inverse @ w
         _mask_labels(z, local, block, -math.inf)
         if hardest:
             torch.maximum(top, z.amax(1), out=top)
@@ -148,12 +147,12 @@ def forward(
 
 
 @forward.register_fake
-def _(f, weight, bias, local, unit_weight, rival_sum, hardest, chunk, kept, operands):  # type: ignore[no-untyped-def]
+def _(f, weight, bias, local, unit_weight, want_total, hardest, chunk, kept, operands):  # type: ignore[no-untyped-def]
     N = f.shape[0]
     return (
         f.new_empty(*local.shape, f.shape[1]),
         f.new_empty(N),
-        f.new_empty(N if rival_sum else 0),
+        f.new_empty(f.shape[1] if want_total else 0),
         f.new_empty(N if hardest else 0),
         f.new_empty(weight.shape[0] if unit_weight else 0),
         torch.empty((), dtype=torch.bool),
@@ -173,7 +172,7 @@ def backward(
     exps: Tensor,
     by_rows: Tensor,
     by_rivals: Tensor,
-    by_sum: Tensor | None,
+    by_total: Tensor | None,
     unit_weight: bool,
     chunk: int,
     kept: int,
@@ -194,7 +193,7 @@ def backward(
     factor = by_rivals.masked_fill(no_rivals, 0.0)[:, None]
     if without_maximum:
         factor = factor * (-shift).exp()
-    weighted_f = f if by_sum is not None else factor * f
+    weighted_f = factor * f
     if f.device.type == "cpu":
         # denormal numbers, as in _exp
         weighted_f = weighted_f.masked_fill(weighted_f.abs() < 100 * torch.finfo(f.dtype).tiny, 0.0)
@@ -216,12 +215,8 @@ def backward(
                 P += bias[block]
             P = P.exp_() if without_maximum else _exp(P.sub_(shift))
             _mask_labels(P, local, block, 0.0)
-        if by_sum is not None:  # label smoothing: rows are no longer only scaled
-            P *= factor
-            P += by_sum[:, None]
-            _mask_labels(P, local, block, 0.0)
         if need_bias and bias is not None:
-            db[block] = (P.sum(0) if by_sum is not None else factor.squeeze(1) @ P).to(bias.dtype)
+            db[block] = (factor.squeeze(1) @ P).to(bias.dtype)
         if inverse is not None:
             P *= inverse
         P = P.to(by_kind)
@@ -234,6 +229,8 @@ def backward(
             here = ((columns >= 0) & (columns < size)).to(f.dtype)
             columns = columns.clamp(0, size - 1)
             G.index_add_(0, columns, flat_rows * (here if inverse is None else here * inverse[columns])[:, None])
+            if by_total is not None:
+                G += by_total if inverse is None else torch.outer(inverse, by_total)
             if unit_weight:  # off with what only lengthens: G − ŵ⟨ŵ, G⟩
                 if inverse is not None:
                     along = torch.linalg.vecdot(w, G) * inverse.square()
@@ -248,7 +245,7 @@ def backward(
                 G.clamp_(-limit, limit)
             if not in_place:
                 dW[block] = G
-    if need_f and by_sum is None:
+    if need_f:
         df *= factor
     return df, dW, db
 

@@ -16,7 +16,6 @@ autograd node. A second derivative (or torch.func) takes the dense formula, and 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,9 +23,8 @@ import torch
 from torch import Tensor
 
 from hypermargin import checks
-from hypermargin.numerics import unit
 from hypermargin.scores import blocks
-from hypermargin.scores.dense import Rivals, label_mask
+from hypermargin.scores.dense import Rivals, differentiable_gradients, sum_of_rivals
 
 OPERANDS = ("float32", "bfloat16", "float16")
 
@@ -88,7 +86,8 @@ def chunked_rivals(
     rows, rivals, total, largest, *_ = _Node.apply(
         f, weight, bias, local, unit_weight, rival_sum, hardest, chunk, kept, settings.operands or ""
     )
-    return Rivals(rows, rivals, total if rival_sum else None, largest if hardest else None)
+    sums = sum_of_rivals(f, total, rows, local, bias) if rival_sum else None
+    return Rivals(rows, rivals, sums, largest if hardest else None)
 
 
 class _Node(torch.autograd.Function):
@@ -109,48 +108,24 @@ class _Node(torch.autograd.Function):
 
     @staticmethod
     def backward(
-        ctx: Any, by_rows: Tensor | None, by_rivals: Tensor | None, by_sum: Tensor | None, *_: None
+        ctx: Any, by_rows: Tensor | None, by_rivals: Tensor | None, by_total: Tensor | None, *_: None
     ) -> tuple[Any, ...]:
         f, weight, bias, local, rivals, norms, plain, exps = ctx.saved_tensors
-        unit_weight, rival_sum, _, chunk, kept, operands = ctx.settings
+        unit_weight, want_total, _, chunk, kept, operands = ctx.settings
         by_rows = f.new_zeros(*local.shape, f.shape[1]) if by_rows is None else by_rows
         by_rivals = torch.zeros_like(rivals) if by_rivals is None else by_rivals
-        by_sum = by_sum if rival_sum else None  # torch.compile may hand in an empty one
+        by_total = by_total if want_total else None  # torch.compile may hand in an empty one
         needed = ctx.needs_input_grad[:3]
         grads: tuple[Tensor | None, ...]
         if torch.is_grad_enabled():
             rivals = _Node.apply(f, weight, bias, local, *ctx.settings)[1]
-            grads = _dense_backward(f, weight, bias, local, rivals, by_rows, by_rivals, by_sum, unit_weight)
+            grads = differentiable_gradients(
+                f, weight, bias, local, rivals, by_rows, by_rivals, by_total, unit_weight
+            )
         else:
             grads = blocks.backward(
                 f, weight, bias, local, rivals, norms, plain, exps, by_rows, by_rivals,
-                by_sum, unit_weight, chunk, kept, operands, *needed,
+                by_total, unit_weight, chunk, kept, operands, *needed,
             )  # fmt: skip
         return (*(grad if need else None for grad, need in zip(grads, needed, strict=True)), *[None] * 7)
 
-
-def _dense_backward(
-    f: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    local: Tensor,
-    rivals: Tensor,
-    by_rows: Tensor,
-    by_rivals: Tensor,
-    by_sum: Tensor | None,
-    unit_weight: bool,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The same gradients as a formula that can be differentiated again, whole."""
-    wide = weight.to(f.dtype)
-    w = unit(wide) if unit_weight else wide
-    z = f @ w.T if bias is None else f @ w.T + bias
-    is_label = label_mask(local, local >= 0, weight.shape[0])
-    empty = (rivals == -math.inf)[:, None]
-    P = (z - rivals[:, None].masked_fill(empty, 0.0)).exp().masked_fill(is_label | empty, 0.0) * by_rivals[:, None]
-    if by_sum is not None:
-        P = P + by_sum[:, None].expand_as(P).masked_fill(is_label, 0.0)
-    G = (P.T @ f).index_add(0, local.clamp(min=0).flatten(), by_rows.reshape(-1, f.shape[1]))
-    if unit_weight:
-        norms = torch.linalg.vector_norm(wide, dim=1, keepdim=True)
-        G = (G - w * (w * G).sum(1, keepdim=True)) / norms.masked_fill(norms == 0, math.inf)
-    return P @ w, G.to(weight.dtype), None if bias is None else P.sum(0).to(bias.dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -10,6 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hypermargin.numerics import unit, widen
+
+
+@dataclass(frozen=True)
+class Dense:
+    """The dense backend has no settings."""
 
 
 class Rivals(NamedTuple):
@@ -56,3 +62,43 @@ def dense_rivals(
         z_rivals.masked_fill(z_rivals == -math.inf, 0.0).sum(-1) if rival_sum else None,
         z_rivals.detach().amax(-1) if hardest else None,
     )
+
+
+def sum_of_rivals(f: Tensor, total: Tensor, rows: Tensor, local: Tensor, bias: Tensor | None) -> Tensor:
+    """Σ z over the rivals without their z: ⟨f, Σ_j w̃_j⟩ + Σ_j b_j, less the row's own labels (−1: none)."""
+    own = (f.unsqueeze(1) * rows).sum(-1)
+    whole = f @ total
+    if bias is not None:
+        own = own + F.embedding(local.clamp(min=0), bias.unsqueeze(1)).squeeze(-1)
+        whole = whole + bias.sum()
+    for k in range(local.shape[1]):
+        again = (local[:, :k] == local[:, k : k + 1]).any(1)  # a class is taken off once
+        whole = whole - own[:, k].masked_fill(again | (local[:, k] < 0), 0.0)
+    return whole
+
+
+def differentiable_gradients(
+    f: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    local: Tensor,
+    rivals: Tensor,
+    by_rows: Tensor,
+    by_rivals: Tensor,
+    by_total: Tensor | None,
+    unit_weight: bool,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """df, dW, db as a formula that can be differentiated again, in dense memory: for a node's second derivative."""
+    wide = weight.to(f.dtype)
+    w = unit(wide) if unit_weight else wide
+    z = f @ w.T if bias is None else f @ w.T + bias
+    empty = (rivals == -math.inf)[:, None]
+    off = label_mask(local, local >= 0, weight.shape[0]) | empty
+    P = (z - rivals[:, None].masked_fill(empty, 0.0)).exp().masked_fill(off, 0.0) * by_rivals[:, None]
+    G = (P.T @ f).index_add(0, local.clamp(min=0).flatten(), by_rows.reshape(-1, f.shape[1]))
+    if by_total is not None:
+        G = G + by_total
+    if unit_weight:
+        norms = torch.linalg.vector_norm(wide, dim=1, keepdim=True)
+        G = (G - w * (w * G).sum(1, keepdim=True)) / norms.masked_fill(norms == 0, math.inf)
+    return P @ w, G.to(weight.dtype), None if bias is None else P.sum(0).to(bias.dtype)

@@ -1,0 +1,164 @@
+"""Rivals without the N×C matrix on NVIDIA GPUs: Triton kernels that do everything between the products in them.
+
+Three products are needed, rows × classes forward, and two backward. With E = exp z kept from the forward (2·N·C bytes
+in bfloat16) they are all there is: 6·N·C·d operations. Without it z is computed again, 8·N·C·d, in chunks of classes.
+`memory` says how much may be kept; anything in between is possible, classes are kept until it is used up.
+
+`ops.py` has the order of the launches, `kernels.py` the kernels, `tiles.py` their sizes. Needs Triton; importing this
+file does not.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hypermargin import checks
+from hypermargin.scores.dense import Rivals, differentiable_gradients, sum_of_rivals
+
+OPERANDS = ("float32", "bfloat16", "float16")
+TILE = 256  # chunks and what is kept are multiples of this many classes
+
+
+@dataclass(frozen=True)
+class Triton:
+    """Settings of the fused backend, for `backend=Triton(…)`.
+
+    - memory: megabytes a step may take beyond weight and gradients; what the chunks leave is used to keep exp z from
+      the forward to the backward, which saves computing it again. 0 keeps nothing.
+    - operands: dtype of the matrix products' operands, summed in float32: "bfloat16", "float16" (more exact; nothing
+      is kept, since exp z needs bfloat16's range) or "float32" (three products of TF32 for one, as exact as float32).
+      By default autocast's dtype, and float32 without autocast.
+    - chunk: classes a chunk, a multiple of 256; by default chosen from the number of rows
+    """
+
+    memory: int = 4096
+    operands: str | None = None
+    chunk: int | None = None
+
+    def __post_init__(self) -> None:
+        checks.count("Triton(memory=…)", self.memory, 0)
+        if self.operands is not None:
+            checks.one_of("Triton(operands=…)", self.operands, OPERANDS)
+        if self.chunk is not None:
+            checks.count("Triton(chunk=…)", self.chunk)
+            if self.chunk % TILE:
+                raise ValueError(f"Triton(chunk=…) must be a multiple of {TILE}; got {self.chunk}.")
+
+
+def why_not(device: torch.device) -> str:
+    """Why the fused backend cannot run on a device; empty if it can."""
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed (it comes with torch's CUDA builds; else pip install triton)"
+    if importlib.util.find_spec("triton.tools.tensor_descriptor") is None:
+        return "it needs Triton 3.4 or newer, which comes with torch 2.8"
+    if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1":
+        return ""
+    if device.type != "cuda":
+        return f"it runs on NVIDIA GPUs, and the tensors are on {device.type}"
+    if torch.version.hip or torch.cuda.get_device_capability(device)[0] < 9:
+        return "it needs an NVIDIA GPU of compute capability 9.0 or newer (H100)"
+    return ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Of a call: classes a chunk, and the first so many classes whose exp z is kept."""
+
+    chunk: int
+    kept: int
+    operands: str
+
+
+def plan(rows: int, classes: int, dim: int, settings: Triton) -> Plan:
+    """How much of exp z is kept, and how the rest is cut."""
+    operands = settings.operands or "float32"
+    size = 4 if operands == "float32" else 2
+    most = -(-classes // TILE) * TILE
+    chunk = settings.chunk or min(max(2**26 // max(rows, 1) // TILE * TILE, TILE * 16), TILE * 1024)
+    chunk = min(chunk, most)
+    if operands == "float16":
+        return Plan(chunk, 0, operands)
+    room = settings.memory * 2**20
+    if room >= size * classes * (rows + dim):
+        return Plan(chunk, classes, operands)
+    kept = (room - size * chunk * (rows + dim)) // (size * (rows + dim)) // TILE * TILE
+    return Plan(chunk, max(kept, 0), operands)
+
+
+def fused_rivals(
+    f: Tensor,
+    weight: Tensor,
+    local: Tensor,
+    inside: Tensor | None,
+    *,
+    unit_weight: bool,
+    bias: Tensor | None,
+    rival_sum: bool,
+    hardest: bool,
+    settings: Triton,
+) -> Rivals:
+    """Rivals of `f` (N, d) among `weight` (C, d); see `dense_rivals` for the arguments."""
+    if f.dtype != torch.float32:
+        raise ValueError(
+            f'backend="triton" computes in float32; got features or weight in {f.dtype}. Use "chunked" or "dense".'
+        )
+    local = local if inside is None else local.masked_fill(~inside, -1)  # in no tile
+    cut = plan(f.shape[0], weight.shape[0], f.shape[1], settings)
+    will_learn = torch.is_grad_enabled() and (f.requires_grad or weight.requires_grad)
+    kept = cut.kept if will_learn and not hardest else 0
+    rows, rivals, total, largest, *_ = _Node.apply(
+        f, weight.contiguous(), bias, local, unit_weight, rival_sum, hardest, cut.chunk, kept, cut.operands
+    )
+    sums = sum_of_rivals(f, total, rows, local, bias) if rival_sum else None
+    return Rivals(rows, rivals, sums, largest if hardest else None)
+
+
+class _Node(torch.autograd.Function):
+    """The one autograd node; it owns dW, the label rows' share included."""
+
+    @staticmethod
+    def forward(*inputs: Any) -> tuple[Tensor, ...]:
+        from hypermargin.scores.fused import ops
+
+        found: tuple[Tensor, ...] = ops.forward(*inputs)
+        return found
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        f, weight, bias, local, *ctx.settings = inputs
+        _, rivals, _, largest, exps, units, inverse = output
+        ctx.save_for_backward(f, weight, bias, local, rivals, exps, units, inverse)
+        ctx.mark_non_differentiable(largest, exps, units, inverse)
+        ctx.set_materialize_grads(False)  # or autograd would make zeros as large as what was kept
+
+    @staticmethod
+    def backward(
+        ctx: Any, by_rows: Tensor | None, by_rivals: Tensor | None, by_total: Tensor | None, *_: None
+    ) -> tuple[Any, ...]:
+        from hypermargin.scores.fused import ops
+
+        f, weight, bias, local, rivals, exps, units, inverse = ctx.saved_tensors
+        unit_weight, want_total, _, chunk, _, operands = ctx.settings
+        by_rows = f.new_zeros(*local.shape, f.shape[1]) if by_rows is None else by_rows
+        by_rivals = torch.zeros_like(rivals) if by_rivals is None else by_rivals
+        by_total = by_total if want_total else None  # torch.compile may hand in an empty one
+        needed = ctx.needs_input_grad[:3]
+        grads: tuple[Tensor | None, ...]
+        if torch.is_grad_enabled():
+            rivals = _Node.apply(f, weight, bias, local, *ctx.settings)[1]
+            grads = differentiable_gradients(
+                f, weight, bias, local, rivals, by_rows, by_rivals, by_total, unit_weight
+            )
+        else:
+            grads = ops.backward(
+                f, weight, bias, local, rivals, exps, units, inverse, by_rows, by_rivals, by_total, unit_weight,
+                chunk, operands, *needed,
+            )  # fmt: skip
+        return (*(grad if need else None for grad, need in zip(grads, needed, strict=True)), *[None] * 7)

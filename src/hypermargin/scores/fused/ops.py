@@ -1,0 +1,415 @@
+"""The order of the fused backend's kernels, forward and backward, each an opaque custom operation.
+
+Of the first `kept` classes the forward stores E = exp z; for the others the backward computes P = exp(z − R) again, a
+chunk of classes at a time. Factors of whole rows commute with both products of the backward, so E needs no maximum
+taken off as long as it fits the exponent's range. Whether it did is known afterwards: rows whose sum is outside
+`WINDOW` are summed again with the maximum of each tile taken off, and in the backward their E is replaced by P. The
+kernels for that are always launched and end at once where no row is marked: nothing waits for the GPU, no bound on
+the logits is needed, and every finite input is right.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from hypermargin.numerics import unit
+from hypermargin.scores.fused import kernels
+from hypermargin.scores.fused.tiles import Tiles, power, processors, tiles_for
+
+# R for which exp z, its sum and exp(−R) are all far from the ends of bfloat16's and float32's range.
+WINDOW = (-40.0, 64.0)
+LOG2_E = math.log2(math.e)
+PROGRAMS = 1024  # enough to fill any GPU, for kernels that loop
+# float16 holds P down to 2⁻²⁴ of this; P itself may be as small as 1/C.
+FLOAT16_SHIFT = 15
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is the same for every launch of a step."""
+
+    N: int
+    C: int
+    d: int
+    kind: torch.dtype  # of the operands
+    tiles: Tiles
+    precision: str
+    processors: int
+
+    @property
+    def width(self) -> int:
+        """Columns of an operand's buffer: its rows begin at multiples of 16 bytes."""
+        return -(-self.d // 16) * 16
+
+    @property
+    def feature_tiles(self) -> int:
+        """Of df."""
+        tile = self.tiles.features
+        return int(triton.cdiv(self.N, tile.rows) * triton.cdiv(self.d, tile.columns))
+
+    @property
+    def splits(self) -> int:
+        """Shares of the classes for df: twice what fills the GPU, since long sums lose digits."""
+        return max(2 * self.processors // self.feature_tiles, 1)
+
+    @property
+    def lift(self) -> int:
+        """P is stored times two to this power."""
+        return FLOAT16_SHIFT if self.kind == torch.float16 else 0
+
+
+def step_of(f: Tensor, weight: Tensor, operands: str) -> Step:
+    """Sizes, operands and tiles of a call."""
+    kind: torch.dtype = getattr(torch, operands)
+    (N, d), C = f.shape, weight.shape[0]
+    # float32 means float32: on the matrix units three products stand in for one, never TF32's ten bits.
+    precision = "tf32x3" if f.is_cuda else "ieee"
+    return Step(N, C, d, kind, tiles_for(N, d, kind.itemsize, f.device), precision, processors(f.device))
+
+
+def columns_for(classes: int) -> int:
+    """Columns of a buffer for so many classes: whole tiles."""
+    return -(-classes // 256) * 256
+
+
+def _ranges(kept: int, classes: int, chunk: int) -> Iterator[tuple[int, int]]:
+    """The kept classes, and the others in chunks."""
+    if kept:
+        yield 0, kept
+    for start in range(kept, classes, chunk):
+        yield start, min(start + chunk, classes)
+
+
+def _tiled(x: Tensor, rows: int, columns: int) -> TensorDescriptor:
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), [rows, columns])
+
+
+def _operand(x: Tensor, step: Step) -> Tensor:
+    """x (N, d) as an operand, its rows padded; what does not fit saturates."""
+    out = x.new_zeros(x.shape[0], step.width, dtype=step.kind)
+    limit = torch.finfo(step.kind).max
+    out[:, : step.d] = x.clamp(-limit, limit) if step.kind == torch.float16 else x
+    return out
+
+
+def _unit_rows(
+    step: Step, weight: Tensor, unit_weight: bool, w: Tensor, inverse: Tensor, total: Tensor | None = None
+) -> None:
+    """Fill w with w̃ of the rows of `weight` and `inverse` with their 1/|W|; add Σ w̃ to `total`."""
+    count, D = weight.shape[0], power(step.width)
+    each = max(4096 // D, 1)
+    programs = min(triton.cdiv(count, each), 8 * PROGRAMS)
+    parts = w if total is None else weight.new_empty(programs, step.d, dtype=torch.float32)
+    kernels.operands[(programs,)](
+        weight, w, inverse, parts, count, step.d, step.width, unit_weight, total is not None,
+        each, D, torch.finfo(step.kind).max,
+    )  # fmt: skip
+    if total is not None:
+        total += parts.sum(0, dtype=torch.float64)
+
+
+def _scores(
+    step: Step,
+    mode: int,
+    x: Tensor,
+    w: Tensor,
+    labels: Tensor,
+    bias: Tensor | None,
+    first: int,
+    *,
+    out: Tensor | None = None,
+    shift: Tensor | None = None,
+    redo: Tensor | None = None,
+    sums: Tensor | None = None,
+    tops: Tensor | None = None,
+) -> None:
+    """`kernels.scores` for the classes of `w`, the first of which is number `first`."""
+    tile, C = step.tiles.scores, w.shape[0]
+    blocks = triton.cdiv(C, tile.columns)
+    unused = labels  # stands where a pointer is not followed
+    kernels.scores[(triton.cdiv(step.N, tile.rows), blocks if redo is None else min(blocks, PROGRAMS))](
+        _tiled(x, tile.rows, tile.step),
+        _tiled(w, tile.columns, tile.step),
+        _tiled(x, tile.rows, tile.step) if out is None else _tiled(out, tile.rows, tile.columns),
+        labels,
+        *(unused if t is None else t for t in (bias, shift, redo, sums, tops)),
+        step.N, C, first, step.d, labels.shape[1], mode, out is not None, bias is not None, redo is not None,
+        step.precision, tile.rows, tile.columns, tile.step, num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+
+
+@torch.library.custom_op("hypermargin::fused_forward", mutates_args=())
+def forward(
+    f: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    local: Tensor,
+    unit_weight: bool,
+    want_total: bool,
+    hardest: bool,
+    chunk: int,
+    kept: int,
+    operands: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """rows (N, K, d), rivals (N,), Σ w̃ (d,) or (0,), hardest (N,) or (0,); E, w̃ and 1/|W| of the kept classes."""
+    step = step_of(f, weight, operands)
+    N, C, d = step.N, step.C, step.d
+    rows = weight.index_select(0, local.clamp(min=0).flatten()).to(f.dtype)
+    rows = (unit(rows) if unit_weight else rows).view(*local.shape, d)
+    exps = f.new_empty(N, columns_for(kept), dtype=step.kind)
+    units, inverse = f.new_empty(kept, step.width, dtype=step.kind), f.new_empty(kept)
+    some = min(chunk, C - kept)
+    spare, spare_inverse = f.new_empty(some, step.width, dtype=step.kind), f.new_empty(some)
+    total = torch.zeros(d, dtype=torch.float64, device=f.device) if want_total else None
+
+    x, b, labels = _operand(f * LOG2_E, step), None if bias is None else bias * LOG2_E, local.to(torch.int32)
+    per = step.tiles.scores.columns
+    ranges = list(_ranges(kept, C, chunk))
+    tiles = sum(triton.cdiv(last - first, per) for first, last in ranges)
+    sums, tops = f.new_empty(tiles, N), f.new_zeros(tiles, N)
+    redo = torch.empty(N, dtype=torch.int32, device=f.device)
+    low, high = (math.exp(end) for end in WINDOW)
+    done = 0
+    for first, last in ranges:
+        size = last - first
+        w, inv = (units, inverse) if first < kept else (spare[:size], spare_inverse[:size])
+        _unit_rows(step, weight[first:last], unit_weight, w, inv, total)
+        if N == 0:
+            continue
+        count = triton.cdiv(size, per)
+        into = {"sums": sums[done : done + count], "tops": tops[done : done + count]}
+        given = (x, w, labels, None if b is None else b[first:last], first)
+        if hardest:
+            _scores(step, kernels.TOP.value, *given, **into)
+        else:
+            _scores(step, kernels.SUM.value, *given, **into, out=exps if first < kept else None)
+            kernels.mark[(triton.cdiv(N, 16),)](into["sums"], redo, N, count, low, high, 16, 64)
+            _scores(step, kernels.TOP.value, *given, **into, redo=redo)
+        done += count
+    rivals, top = f.new_empty(N), f.new_empty(N)
+    if N:
+        kernels.combine[(triton.cdiv(N, 8),)](sums, tops, rivals, top, N, tiles, 8, 128)
+    found = f.new_empty(0) if total is None else total.to(f.dtype)
+    return rows, rivals / LOG2_E, found, top / LOG2_E if hardest else f.new_empty(0), exps, units, inverse
+
+
+@forward.register_fake
+def _(f, weight, bias, local, unit_weight, want_total, hardest, chunk, kept, operands):  # type: ignore[no-untyped-def]
+    N, d = f.shape
+    kind = getattr(torch, operands)
+    return (
+        f.new_empty(*local.shape, d),
+        f.new_empty(N),
+        f.new_empty(d if want_total else 0),
+        f.new_empty(N if hardest else 0),
+        f.new_empty(N, columns_for(kept), dtype=kind),
+        f.new_empty(kept, -(-d // 16) * 16, dtype=kind),
+        f.new_empty(kept),
+    )
+
+
+class _Factors:
+    """The row factors φ of a matrix E: the gradient by z is φ_i·E_ij.
+
+    φ spans more of the exponent's range than float32 has: it is kept as sign and logarithm, taken relative to its
+    largest where it goes into an operand, and multiplied in two halves where it comes out of a product.
+    """
+
+    def __init__(self, by_rivals: Tensor, log_shift: Tensor) -> None:
+        self.log = by_rivals.abs().log() - log_shift
+        self.sign = by_rivals.sign()
+        largest = self.log.amax() if self.log.numel() else self.log.new_zeros(())
+        self.largest = largest.masked_fill(largest == -math.inf, 0.0)
+
+    def relative(self) -> Tensor:
+        """φ over its largest."""
+        return self.sign * (self.log - self.largest).exp()
+
+    def half(self) -> Tensor:
+        """The square root of the largest φ."""
+        return (self.largest / 2).exp()
+
+    def times(self, x: Tensor) -> Tensor:
+        """φ_i·x_i."""
+        half = (self.log / 2).exp()[:, None]
+        return x * half * (half * self.sign[:, None])
+
+
+class _Update(NamedTuple):
+    """What becomes of the weight's gradient: a mode of the kernels, where it goes, and SGD's state."""
+
+    mode: int
+    out: Tensor
+    momentum: Tensor | None = None
+    settings: Tensor | None = None
+    nesterov: bool = False
+    renormalize: bool = False
+
+
+def _feature_sums(step: Step, e: Tensor, w: Tensor, parts: Tensor, added: bool) -> None:
+    """E·w̃, in shares of the classes, to `parts` (splits, N, d)."""
+    tile, C, splits = step.tiles.features, w.shape[0], parts.shape[0]
+    each = triton.cdiv(triton.cdiv(C, splits), tile.step) * tile.step
+    kernels.feature_gradient[(step.feature_tiles, splits)](
+        _tiled(e, tile.rows, tile.step), _tiled(w, tile.step, tile.columns), parts,
+        step.N, C, step.d, each, added, step.precision, 8 if step.kind == torch.float32 else 0,
+        tile.rows, tile.columns, tile.step, num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+
+
+class _Labels(NamedTuple):
+    """What the rows of the labels receive, sorted by class, and where each tile of classes begins in it."""
+
+    sorted: Tensor
+    order: Tensor
+    starts: Tensor
+    by_rows: Tensor
+
+    @staticmethod
+    def of(local: Tensor, by_rows: Tensor, classes: int, tile: int) -> _Labels:
+        found, order = torch.sort(local.flatten().to(torch.int32), stable=True)
+        edges = torch.arange(triton.cdiv(classes, tile) + 1, device=local.device, dtype=torch.int32) * tile
+        return _Labels(
+            found, order, torch.searchsorted(found, edges, out_int32=True), by_rows.flatten(0, 1).contiguous()
+        )
+
+
+def _weight_rows(
+    step: Step, e: Tensor, f: Tensor, half: Tensor, weight: Tensor, inverse: Tensor, unit_weight: bool,
+    labels: _Labels, by_total: Tensor | None, update: _Update, raw: Tensor, first: int, last: int,
+) -> None:  # fmt: skip
+    """The gradients of W_first … W_last, to where they go. `raw`, if not empty, is used in between."""
+    tile, C, whole = step.tiles.weight, last - first, raw.numel() == 0
+    some, out = weight[first:last], update.out[first:last]
+    limit = torch.finfo(out.dtype).max
+    kernels.weight_gradient[(triton.cdiv(C, tile.rows), triton.cdiv(step.d, tile.columns))](
+        _tiled(e, tile.step, tile.rows), _tiled(f, tile.step, tile.columns), some, inverse, out if whole else raw,
+        half if by_total is None else by_total, half, labels.starts[first // tile.rows :], labels.order,
+        labels.sorted, labels.by_rows, step.N, C, first, step.d, unit_weight, whole, by_total is not None, limit,
+        step.precision, 4 if tile.columns >= 256 else 1,
+        tile.rows, tile.columns, tile.step, num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    if not whole:
+        D = power(step.d)
+        each = max(2048 // D, 1)
+        kernels.finish_rows[(triton.cdiv(C, each),)](
+            raw, some, inverse, out, out if update.momentum is None else update.momentum[first:last],
+            half if update.settings is None else update.settings, C, step.d, unit_weight, update.mode,
+            update.momentum is not None, update.nesterov, update.renormalize, limit, each, D,
+        )  # fmt: skip
+
+
+def _backward(
+    f: Tensor, weight: Tensor, bias: Tensor | None, local: Tensor, rivals: Tensor, exps: Tensor, units: Tensor,
+    inverse: Tensor, by_rows: Tensor, by_rivals: Tensor, by_total: Tensor | None, unit_weight: bool, chunk: int,
+    operands: str, need_f: bool, need_bias: bool, update: _Update | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """df and db, empty if not needed; the weight's gradient goes where `update` says."""
+    step = step_of(f, weight, operands)
+    N, C, d, kept = step.N, step.C, step.d, units.shape[0]
+    db = torch.zeros_like(bias) if bias is not None and need_bias else f.new_empty(0)
+    if N == 0:
+        if update is not None and update.mode == kernels.STORE.value:
+            update.out.zero_()
+        return torch.zeros_like(f) if need_f else f.new_empty(0), db
+    x, b, labels = _operand(f * LOG2_E, step), None if bias is None else bias * LOG2_E, local.to(torch.int32)
+    no_rivals = rivals == -math.inf
+    by_rivals = by_rivals.masked_fill(no_rivals, 0.0)
+    shift = (rivals * LOG2_E - step.lift).masked_fill(no_rivals, math.inf)
+    outside = ((rivals < WINDOW[0]) | (rivals > WINDOW[1])).to(torch.int32)
+    replaced = _whole_blocks(outside, step.tiles.scores.rows)
+    of_shares = _Factors(by_rivals, rivals.new_full((), step.lift / LOG2_E))
+    of_exps = _Factors(by_rivals, torch.where(replaced, 0.0, rivals)) if kept else of_shares
+
+    some = min(chunk, C - kept)
+    spare, spare_inverse = f.new_empty(some, step.width, dtype=step.kind), f.new_empty(some)
+    shares = f.new_empty(N, columns_for(some), dtype=step.kind)
+    parts = f.new_empty(step.splits if need_f else 0, N, d)
+    df = torch.zeros_like(f) if need_f else f.new_empty(0)
+    if update is not None:
+        sorted_labels = _Labels.of(local, by_rows, C, step.tiles.weight.rows)
+        in_one_go = update.mode == kernels.STORE.value and d <= step.tiles.weight.columns
+        raw = f.new_empty(0 if in_one_go else min(chunk, C), d)
+    for first, last in _ranges(kept, C, chunk):
+        size, held = last - first, first < kept
+        w, inv, e = (units, inverse, exps) if held else (spare[:size], spare_inverse[:size], shares)
+        factors = of_exps if held else of_shares
+        if not held:
+            _unit_rows(step, weight[first:last], unit_weight, w, inv)
+        given = (x, w, labels, None if b is None else b[first:last], first)
+        # Replacing rows of E by P is the only change to an input, and doing it twice is doing it once.
+        _scores(step, kernels.SHARE.value, *given, shift=shift, out=e, redo=outside if held else None)
+        if need_f:
+            _feature_sums(step, e, w, parts, added=not held and first > kept)
+            if held:
+                df = of_exps.times(parts.sum(0))
+        if need_bias and bias is not None:
+            sums = f.new_empty(size)
+            kernels.column_sums[(triton.cdiv(size, 128),)](
+                e, factors.relative(), sums, N, size, e.stride(0), 128, 16
+            )
+            db[first:last] = sums * factors.half() * factors.half()
+        if update is not None:
+            operand = _operand(f * factors.relative()[:, None], step)
+            for begin, end in _ranges(0, size, size if raw.numel() == 0 else chunk):
+                _weight_rows(
+                    step, e[:, begin:], operand, factors.half(), weight, inv[begin:end], unit_weight, sorted_labels,
+                    by_total, update, raw, first + begin, first + end,
+                )  # fmt: skip
+    if need_f and kept < C:
+        df += of_shares.times(parts.sum(0))
+    return df, db
+
+
+def _whole_blocks(marked: Tensor, rows: int) -> Tensor:
+    """(N,): is any row of this row's block of `rows` marked?"""
+    N = marked.shape[0]
+    blocks = torch.nn.functional.pad(marked, (0, -N % rows)).view(-1, rows).amax(1, keepdim=True)
+    return blocks.expand(-1, rows).flatten()[:N] != 0
+
+
+@torch.library.custom_op("hypermargin::fused_backward", mutates_args=())
+def backward(
+    f: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    local: Tensor,
+    rivals: Tensor,
+    exps: Tensor,
+    units: Tensor,
+    inverse: Tensor,
+    by_rows: Tensor,
+    by_rivals: Tensor,
+    by_total: Tensor | None,
+    unit_weight: bool,
+    chunk: int,
+    operands: str,
+    need_f: bool,
+    need_weight: bool,
+    need_bias: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """df, dW, db; those not needed are empty."""
+    dW = torch.empty_like(weight) if need_weight else weight.new_empty(0)
+    df, db = _backward(
+        f, weight, bias, local, rivals, exps, units, inverse, by_rows, by_rivals, by_total, unit_weight, chunk,
+        operands, need_f, need_bias, _Update(kernels.STORE.value, dW) if need_weight else None,
+    )  # fmt: skip
+    return df, dW, db
+
+
+@backward.register_fake
+def _(f, weight, bias, *_rest):  # type: ignore[no-untyped-def]
+    need_f, need_weight, need_bias = _rest[-3:]
+    return (
+        torch.empty_like(f) if need_f else f.new_empty(0),
+        torch.empty_like(weight) if need_weight else weight.new_empty(0),
+        torch.empty_like(bias) if need_bias and bias is not None else f.new_empty(0),
+    )

@@ -1,0 +1,72 @@
+"""How large the tiles of the fused backend's products are: by dimension and number of rows, never by classes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+
+import torch
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Of one product: rows and columns of the result, the step through what is summed over; warps, stages."""
+
+    rows: int
+    columns: int
+    step: int
+    warps: int
+    stages: int
+
+    def fitting(self, element: int, device: torch.device) -> Tile:
+        """The same with as many stages as the device's shared memory holds."""
+        stage = (self.rows + self.columns) * self.step * element
+        room = _shared_memory(device) - 8192
+        return replace(self, stages=max(min(self.stages, room // stage), 1))
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Of the three products: rows × classes; rows × dimensions; classes × dimensions."""
+
+    scores: Tile
+    features: Tile
+    weight: Tile
+
+
+@cache
+def _shared_memory(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 227 * 1024
+    return int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 99 * 1024))
+
+
+@cache
+def processors(device: torch.device) -> int:
+    """Multiprocessors of the GPU; a few, so that sums are split, where the kernels are only interpreted."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+
+
+def power(n: int, least: int = 16) -> int:
+    """The next power of two."""
+    return max(1 << (n - 1).bit_length(), least)
+
+
+def tiles_for(rows: int, d: int, element: int, device: torch.device) -> Tiles:
+    """Tuned on an H200 for d of 128, 256, 512 and 1024; other dimensions take the next."""
+    wide = power(d)
+    if element == 4:  # float32 operands: three products each, so half the tile
+        chosen = Tiles(
+            scores=Tile(64, 128, min(32, wide), 4, 3),
+            features=Tile(64, min(128, wide), 32, 4, 3),
+            weight=Tile(64, min(128, wide), 32, 4, 3),
+        )
+    else:
+        few = rows <= 64
+        chosen = Tiles(
+            scores=Tile(64 if few else 128, 128, min(64, wide), 4, 3),
+            features=Tile(64 if few else 128, min(256, wide), 64, 4 if few or wide < 256 else 8, 4),
+            # A tile that holds whole rows of the weight's gradient finishes them; wider ones take a second pass.
+            weight=Tile(64 if wide == 512 else 128, wide if wide <= 512 else 256, 32, 8, 4),
+        )
+    return Tiles(*(tile.fitting(element, device) for tile in (chosen.scores, chosen.features, chosen.weight)))
