@@ -3,6 +3,9 @@
 Logits are in units of ln 2 (the features come multiplied by log2 e), so that exp is exp2. Tiles are read and written
 through tensor descriptors: past the edge they read zeros and write nothing. Offsets into tensors as large as the
 weight are 64 bits wide. Nothing is added with atomics, so the same input gives the same bits.
+
+E, rows × classes, is kept in slabs of SLAB classes, all (padded) rows of a slab together: a column of tiles is then
+one stretch of memory, where rows a million classes long would put every line of a tile on another page.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ import triton.language as tl
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,operator,index,assignment,call-overload,attr-defined"
 
 Kernel = Any
+
+SLAB = tl.constexpr(256)
 
 # What `scores` does with a tile of logits z.
 SUM = tl.constexpr(0)  # adds up exp z, and stores it if asked to
@@ -59,7 +64,7 @@ def operands(
 
 @triton.jit
 def _score_tile(
-    f, w, out, labels, bias, shift, sums, tops, block, N, C, start, d,
+    f, w, out, labels, bias, shift, sums, tops, block, N, padded, C, start, d,
     K: tl.constexpr, MODE: tl.constexpr, KEEP: tl.constexpr, BIAS: tl.constexpr,
     PRECISION: tl.constexpr, M: tl.constexpr, B: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
@@ -91,12 +96,12 @@ def _score_tile(
     if MODE != SHARE:
         tl.store(sums + at, tl.sum(e, 1), here)
     if KEEP:
-        out.store([tl.program_id(0) * M, first], e.to(out.dtype))
+        out.store([first // SLAB * padded + tl.program_id(0) * M, first % SLAB], e.to(out.dtype))
 
 
 @triton.jit
 def scores(
-    f, w, out, labels, bias, shift, redo, sums, tops, N, C, start, d,
+    f, w, out, labels, bias, shift, redo, sums, tops, N, padded, C, start, d,
     K: tl.constexpr, MODE: tl.constexpr, KEEP: tl.constexpr, BIAS: tl.constexpr, REDO: tl.constexpr,
     PRECISION: tl.constexpr, M: tl.constexpr, B: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
@@ -110,12 +115,12 @@ def scores(
         blocks = tl.where(tl.max(tl.load(redo + rows, rows < N, 0), 0) != 0, tl.cdiv(C, B), 0)
         for block in range(tl.program_id(1), blocks, tl.num_programs(1)):
             _score_tile(
-                f, w, out, labels, bias, shift, sums, tops, block, N, C, start, d,
+                f, w, out, labels, bias, shift, sums, tops, block, N, padded, C, start, d,
                 K, MODE, KEEP, BIAS, PRECISION, M, B, D,
             )  # fmt: skip
     else:  # without a loop around it the tile needs less shared memory, and two fit on a multiprocessor
         _score_tile(
-            f, w, out, labels, bias, shift, sums, tops, tl.program_id(1), N, C, start, d,
+            f, w, out, labels, bias, shift, sums, tops, tl.program_id(1), N, padded, C, start, d,
             K, MODE, KEEP, BIAS, PRECISION, M, B, D,
         )  # fmt: skip
 
@@ -136,7 +141,7 @@ def mark(sums, redo, N, blocks, LOW: tl.constexpr, HIGH: tl.constexpr, M: tl.con
 
 @triton.jit
 def combine(sums, tops, rivals, hardest, N, blocks, M: tl.constexpr, B: tl.constexpr):
-    """log₂ Σ over the tiles of sum·2^top, and the largest top; −inf for a row without rivals."""
+    """ln Σ over the tiles of sum·2^top, and the largest top·ln 2; −inf for a row without rivals."""
     rows = tl.program_id(0) * M + tl.arange(0, M)
     top = tl.full((M,), -float("inf"), tl.float32)
     total = tl.zeros((B, M), tl.float32)
@@ -151,14 +156,14 @@ def combine(sums, tops, rivals, hardest, N, blocks, M: tl.constexpr, B: tl.const
         total += tl.load(sums + at, there, 0.0) * tl.exp2(t - finite[None, :])
         top = new
     r = tl.where(top == -float("inf"), 0.0, top) + tl.log2(tl.sum(total, 0))
-    tl.store(rivals + rows, r, rows < N)
-    tl.store(hardest + rows, top, rows < N)
+    tl.store(rivals + rows, r * 0.6931471805599453, rows < N)
+    tl.store(hardest + rows, top * 0.6931471805599453, rows < N)
 
 
 @triton.jit
 def feature_gradient(
-    e, w, out, N, C, d, each, ADDED: tl.constexpr, PRECISION: tl.constexpr, ROUNDS: tl.constexpr,
-    M: tl.constexpr, D: tl.constexpr, B: tl.constexpr,
+    e, w, out, N, padded, C, d, each, ADDED: tl.constexpr, PRECISION: tl.constexpr, ROUNDS: tl.constexpr,
+    S: tl.constexpr, M: tl.constexpr, D: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """E·w̃ over `each` classes a program; out (splits, N, d) has one sum for each share of the classes."""
     across = tl.cdiv(d, D)
@@ -174,12 +179,14 @@ def feature_gradient(
     end = tl.minimum(begin + each, C)
     if ROUNDS == 0:
         for k in range(begin, end, B):
-            total = tl.dot(e.load([row, k]), w.load([k, column]), total, input_precision=PRECISION)
+            tile = e.load([k // S * padded + row, k % S])
+            total = tl.dot(tile, w.load([k, column]), total, input_precision=PRECISION)
     else:  # the matrix units cut off low bits at every addition: in float32 their sums are kept short
         for outer in range(begin, end, B * ROUNDS):
             part = tl.zeros((M, D), tl.float32)
             for k in range(outer, tl.minimum(outer + B * ROUNDS, end), B):
-                part = tl.dot(e.load([row, k]), w.load([k, column]), part, input_precision=PRECISION)
+                tile = e.load([k // S * padded + row, k % S])
+                part = tl.dot(tile, w.load([k, column]), part, input_precision=PRECISION)
             total += part
     if ADDED:
         total += tl.load(at, there, 0.0)
@@ -216,7 +223,7 @@ def _finish(
 
 @triton.jit
 def weight_gradient(
-    e, f, weight, inverse, out, by_total, unscale, starts, order, labels, by_rows, N, C, start, d,
+    e, f, weight, inverse, out, by_total, unscale, starts, order, labels, by_rows, N, padded, C, start, d,
     UNIT: tl.constexpr, WHOLE: tl.constexpr, TOTAL: tl.constexpr, LIMIT: tl.constexpr, PRECISION: tl.constexpr,
     PIECES: tl.constexpr, R: tl.constexpr, D: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
@@ -229,8 +236,10 @@ def weight_gradient(
     column = tl.program_id(1) * D
     lanes = tl.arange(0, R)
     g = tl.zeros((R, D), tl.float32)
+    slab = block * R // SLAB * padded
     for k in range(0, N, B):
-        g = tl.dot(e.load([k, block * R]).T, f.load([k, column]), g, input_precision=PRECISION)
+        tile = e.load([slab + k, block * R % SLAB])
+        g = tl.dot(tile.T, f.load([k, column]), g, input_precision=PRECISION)
     u = tl.load(unscale)
     g = g * u * u  # u² alone could leave float32
     columns = column + tl.arange(0, D)
@@ -311,13 +320,105 @@ def finish_rows(
 
 
 @triton.jit
-def column_sums(e, factor, out, N, C, stride, B: tl.constexpr, R: tl.constexpr):
-    """Σ_i factor_i·E_ij: the bias's gradient."""
-    column = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
-    part = tl.zeros((R, B), tl.float32)
+def column_sums(e, factor, half, out, N, padded, C, R: tl.constexpr):
+    """Σ_i φ_i·E_ij of a slab of classes: the bias's gradient. `half` is the square root of φ's largest."""
+    column = tl.arange(0, SLAB)
+    part = tl.zeros((R, SLAB), tl.float32)
+    slab = tl.program_id(0).to(tl.int64)
     for first in range(0, N, R):
-        row = (first + tl.arange(0, R)).to(tl.int64)
-        there = (row < N)[:, None] & (column < C)[None, :]
-        x = tl.load(e + row[:, None] * stride + column[None, :], there, 0.0).to(tl.float32)
+        row = first + tl.arange(0, R)
+        at = (slab * padded + row)[:, None] * SLAB + column[None, :]
+        x = tl.load(e + at, (row < N)[:, None], 0.0).to(tl.float32)
         part += x * tl.load(factor + row, row < N, 0.0)[:, None]
-    tl.store(out + column, tl.sum(part, 0), column < C)
+    h = tl.load(half)
+    tl.store(out + slab * SLAB + column, tl.sum(part, 0) * h * h, slab * SLAB + column < C)
+
+
+@triton.jit
+def label_rows(weight, labels, out, d, UNIT: tl.constexpr, D: tl.constexpr):
+    """w̃ of one label; labels outside the slice get that of class 0."""
+    at = tl.arange(0, D)
+    row = tl.program_id(0).to(tl.int64)
+    label = tl.maximum(tl.load(labels + row), 0).to(tl.int64)
+    w = tl.load(weight + label * d + at, at < d, 0.0).to(tl.float32)
+    if UNIT:
+        largest = tl.max(tl.abs(w), 0)
+        w = w / tl.where(largest > 0, largest, 1.0)
+        length = tl.sqrt(tl.sum(w * w, 0))
+        w = w / tl.where(length > 0, length, 1.0)
+    tl.store(out + row * d + at, w, at < d)
+
+
+@triton.jit
+def pack(f, factor, out, d, width, scale, FACTOR: tl.constexpr, LIMIT: tl.constexpr, D: tl.constexpr):
+    """A row of features as an operand: times a number, times its factor; saturated, padded with zeros."""
+    at = tl.arange(0, D)
+    row = tl.program_id(0).to(tl.int64)
+    x = tl.load(f + row * d + at, at < d, 0.0) * scale
+    if FACTOR:
+        x *= tl.load(factor + row)
+    x = tl.clamp(x, -LIMIT, LIMIT, propagate_nan=tl.PropagateNan.ALL)
+    tl.store(out + row * width + at, x.to(out.dtype.element_ty), at < width)
+
+
+@triton.jit
+def factors(
+    rivals, by_rivals, shift, redo, relative, roots, largest, N, lift, LOW: tl.constexpr, HIGH: tl.constexpr,
+    ROWS: tl.constexpr, M: tl.constexpr,
+):  # fmt: skip
+    """What the backward needs of every row. The gradient by z is φ_i·E_ij, or φ'_i·P_ij.
+
+    φ = g·exp(−R) where E was stored and R is inside its window; in blocks of M rows with one outside, E is replaced
+    by P and φ = φ'. P is stored as exp2(z − shift), P·2^lift, so φ' = g·2^−lift. Both span more of the exponent's
+    range than float32 has: `relative` is φ over the largest of all rows, `largest` the square root of that one, and
+    `roots` that of |φ_i|, with φ_i's sign. The three have two rows, φ's and φ'’s.
+    """
+    top = tl.full((1, 1), -float("inf"), tl.float32)
+    top_share = tl.full((1, 1), -float("inf"), tl.float32)
+    for first in range(0, N, ROWS * M):
+        row = first + tl.arange(0, ROWS)[:, None] * M + tl.arange(0, M)[None, :]
+        there = row < N
+        R = tl.load(rivals + row, there, 0.0)
+        g = tl.where(R == -float("inf"), 0.0, tl.load(by_rivals + row, there, 0.0))
+        outside = ((R < LOW) | (R > HIGH)).to(tl.int32)
+        replaced = tl.max(outside, 1)[:, None] != 0
+        log_share = tl.log(tl.abs(g)) - lift * 0.6931471805599453
+        log = tl.where(replaced, log_share, log_share - R)
+        tl.store(shift + row, tl.where(R == -float("inf"), float("inf"), R * 1.4426950408889634 - lift), there)
+        tl.store(redo + row, outside, there)
+        sign = tl.where(g < 0, -1.0, 1.0)
+        tl.store(roots + row, log, there)
+        tl.store(roots + N + row, log_share, there)
+        tl.store(relative + row, sign, there)
+        top = tl.maximum(top, tl.max(tl.max(tl.where(there, log, -float("inf")), 1), 0))
+        top_share = tl.maximum(top_share, tl.max(tl.max(tl.where(there, log_share, -float("inf")), 1), 0))
+    top = tl.where(top == -float("inf"), 0.0, top)
+    top_share = tl.where(top_share == -float("inf"), 0.0, top_share)
+    tl.debug_barrier()  # what follows reads what was just written
+    for first in range(0, N, ROWS * M):
+        row = first + tl.arange(0, ROWS)[:, None] * M + tl.arange(0, M)[None, :]
+        there = row < N
+        log, log_share = tl.load(roots + row, there, 0.0), tl.load(roots + N + row, there, 0.0)
+        sign = tl.load(relative + row, there, 0.0)
+        tl.store(relative + row, sign * tl.exp(log - top), there)
+        tl.store(relative + N + row, sign * tl.exp(log_share - top_share), there)
+        tl.store(roots + row, sign * tl.exp(log / 2), there)
+        tl.store(roots + N + row, sign * tl.exp(log_share / 2), there)
+    one = tl.zeros((1, 1), tl.int32)
+    tl.store(largest + one, tl.exp(top / 2))
+    tl.store(largest + 1 + one, tl.exp(top_share / 2))
+
+
+@triton.jit
+def sum_parts(parts, roots, out, size, d, splits, ADDED: tl.constexpr, B: tl.constexpr):
+    """df: φ_i·Σ of the parts, φ_i as its root twice."""
+    at = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
+    there = at < size
+    total = tl.zeros((B,), tl.float32)
+    for split in range(splits):
+        total += tl.load(parts + (tl.zeros((B,), tl.int64) + split) * size + at, there, 0.0)
+    root = tl.load(roots + at // d, there, 0.0)
+    total = total * tl.abs(root) * root
+    if ADDED:
+        total += tl.load(out + at, there, 0.0)
+    tl.store(out + at, total, there)

@@ -20,13 +20,13 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from hypermargin.numerics import unit
 from hypermargin.scores.fused import kernels
 from hypermargin.scores.fused.tiles import Tiles, power, processors, tiles_for
 
 # R for which exp z, its sum and exp(−R) are all far from the ends of bfloat16's and float32's range.
 WINDOW = (-40.0, 64.0)
 LOG2_E = math.log2(math.e)
+SLAB = kernels.SLAB.value
 PROGRAMS = 1024  # enough to fill any GPU, for kernels that loop
 # float16 holds P down to 2⁻²⁴ of this; P itself may be as small as 1/C.
 FLOAT16_SHIFT = 15
@@ -48,6 +48,11 @@ class Step:
     def width(self) -> int:
         """Columns of an operand's buffer: its rows begin at multiples of 16 bytes."""
         return -(-self.d // 16) * 16
+
+    @property
+    def padded(self) -> int:
+        """Rows of a slab of E: whole tiles."""
+        return -(-self.N // 128) * 128
 
     @property
     def feature_tiles(self) -> int:
@@ -75,9 +80,9 @@ def step_of(f: Tensor, weight: Tensor, operands: str) -> Step:
     return Step(N, C, d, kind, tiles_for(N, d, kind.itemsize, f.device), precision, processors(f.device))
 
 
-def columns_for(classes: int) -> int:
-    """Columns of a buffer for so many classes: whole tiles."""
-    return -(-classes // 256) * 256
+def slabs(step_rows: int, classes: int) -> tuple[int, int]:
+    """The shape of E for so many classes; see kernels.py for the layout."""
+    return -(-classes // SLAB) * -(-step_rows // 128) * 128, SLAB
 
 
 def _ranges(kept: int, classes: int, chunk: int) -> Iterator[tuple[int, int]]:
@@ -92,11 +97,13 @@ def _tiled(x: Tensor, rows: int, columns: int) -> TensorDescriptor:
     return TensorDescriptor(x, list(x.shape), list(x.stride()), [rows, columns])
 
 
-def _operand(x: Tensor, step: Step) -> Tensor:
-    """x (N, d) as an operand, its rows padded; what does not fit saturates."""
-    out = x.new_zeros(x.shape[0], step.width, dtype=step.kind)
-    limit = torch.finfo(step.kind).max
-    out[:, : step.d] = x.clamp(-limit, limit) if step.kind == torch.float16 else x
+def _operand(x: Tensor, step: Step, scale: float = 1.0, factor: Tensor | None = None) -> Tensor:
+    """x (N, d) times a number and a factor a row, as an operand: its rows padded, what does not fit saturated."""
+    out = x.new_empty(step.N, step.width, dtype=step.kind)
+    kernels.pack[(step.N,)](
+        x, x if factor is None else factor, out, step.d, step.width, scale, factor is not None,
+        torch.finfo(step.kind).max, power(step.width),
+    )  # fmt: skip
     return out
 
 
@@ -141,7 +148,7 @@ def _scores(
         _tiled(x, tile.rows, tile.step) if out is None else _tiled(out, tile.rows, tile.columns),
         labels,
         *(unused if t is None else t for t in (bias, shift, redo, sums, tops)),
-        step.N, C, first, step.d, labels.shape[1], mode, out is not None, bias is not None, redo is not None,
+        step.N, step.padded, C, first, step.d, labels.shape[1], mode, out is not None, bias is not None, redo is not None,
         step.precision, tile.rows, tile.columns, tile.step, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
 
@@ -162,43 +169,46 @@ def forward(
     """rows (N, K, d), rivals (N,), Σ w̃ (d,) or (0,), hardest (N,) or (0,); E, w̃ and 1/|W| of the kept classes."""
     step = step_of(f, weight, operands)
     N, C, d = step.N, step.C, step.d
-    rows = weight.index_select(0, local.clamp(min=0).flatten()).to(f.dtype)
-    rows = (unit(rows) if unit_weight else rows).view(*local.shape, d)
-    exps = f.new_empty(N, columns_for(kept), dtype=step.kind)
+    rows = f.new_empty(*local.shape, d)
+    exps = f.new_empty(slabs(N, kept), dtype=step.kind)
     units, inverse = f.new_empty(kept, step.width, dtype=step.kind), f.new_empty(kept)
+    rivals, top = f.new_empty(N), f.new_empty(N)
+    total = torch.zeros(d, dtype=torch.float64, device=f.device) if want_total else None
+    labels = local.to(torch.int32)
+    # Without P beside it, a chunk of the weight may be longer here than in the backward.
+    chunk = max(chunk * (N + d) // d // SLAB * SLAB, chunk)
     some = min(chunk, C - kept)
     spare, spare_inverse = f.new_empty(some, step.width, dtype=step.kind), f.new_empty(some)
-    total = torch.zeros(d, dtype=torch.float64, device=f.device) if want_total else None
-
-    x, b, labels = _operand(f * LOG2_E, step), None if bias is None else bias * LOG2_E, local.to(torch.int32)
     per = step.tiles.scores.columns
     ranges = list(_ranges(kept, C, chunk))
     tiles = sum(triton.cdiv(last - first, per) for first, last in ranges)
     sums, tops = f.new_empty(tiles, N), f.new_zeros(tiles, N)
-    redo = torch.empty(N, dtype=torch.int32, device=f.device)
-    low, high = (math.exp(end) for end in WINDOW)
+    if N:
+        x, b = _operand(f, step, LOG2_E), None if bias is None else bias * LOG2_E
+        kernels.label_rows[(labels.numel(),)](weight, labels, rows, d, unit_weight, power(d))
     done = 0
     for first, last in ranges:
-        size = last - first
-        w, inv = (units, inverse) if first < kept else (spare[:size], spare_inverse[:size])
+        held = first < kept
+        w, inv = (units, inverse) if held else (spare[: last - first], spare_inverse[: last - first])
         _unit_rows(step, weight[first:last], unit_weight, w, inv, total)
         if N == 0:
             continue
-        count = triton.cdiv(size, per)
+        count = triton.cdiv(last - first, per)
         into = {"sums": sums[done : done + count], "tops": tops[done : done + count]}
         given = (x, w, labels, None if b is None else b[first:last], first)
-        if hardest:
-            _scores(step, kernels.TOP.value, *given, **into)
-        else:
-            _scores(step, kernels.SUM.value, *given, **into, out=exps if first < kept else None)
-            kernels.mark[(triton.cdiv(N, 16),)](into["sums"], redo, N, count, low, high, 16, 64)
+        if held:
+            redo = torch.empty_like(labels[:, 0])
+            _scores(step, kernels.SUM.value, *given, **into, out=exps)
+            low, high = (math.exp(end) for end in WINDOW)
+            kernels.mark[(triton.cdiv(N, 8),)](into["sums"], redo, N, count, low, high, 8, 512)
             _scores(step, kernels.TOP.value, *given, **into, redo=redo)
+        else:
+            _scores(step, kernels.TOP.value, *given, **into)
         done += count
-    rivals, top = f.new_empty(N), f.new_empty(N)
     if N:
-        kernels.combine[(triton.cdiv(N, 8),)](sums, tops, rivals, top, N, tiles, 8, 128)
+        kernels.combine[(triton.cdiv(N, 8),)](sums, tops, rivals, top, N, tiles, 8, 512)
     found = f.new_empty(0) if total is None else total.to(f.dtype)
-    return rows, rivals / LOG2_E, found, top / LOG2_E if hardest else f.new_empty(0), exps, units, inverse
+    return rows, rivals, found, top if hardest else f.new_empty(0), exps, units, inverse
 
 
 @forward.register_fake
@@ -210,37 +220,10 @@ def _(f, weight, bias, local, unit_weight, want_total, hardest, chunk, kept, ope
         f.new_empty(N),
         f.new_empty(d if want_total else 0),
         f.new_empty(N if hardest else 0),
-        f.new_empty(N, columns_for(kept), dtype=kind),
+        f.new_empty(slabs(N, kept), dtype=kind),
         f.new_empty(kept, -(-d // 16) * 16, dtype=kind),
         f.new_empty(kept),
     )
-
-
-class _Factors:
-    """The row factors φ of a matrix E: the gradient by z is φ_i·E_ij.
-
-    φ spans more of the exponent's range than float32 has: it is kept as sign and logarithm, taken relative to its
-    largest where it goes into an operand, and multiplied in two halves where it comes out of a product.
-    """
-
-    def __init__(self, by_rivals: Tensor, log_shift: Tensor) -> None:
-        self.log = by_rivals.abs().log() - log_shift
-        self.sign = by_rivals.sign()
-        largest = self.log.amax() if self.log.numel() else self.log.new_zeros(())
-        self.largest = largest.masked_fill(largest == -math.inf, 0.0)
-
-    def relative(self) -> Tensor:
-        """φ over its largest."""
-        return self.sign * (self.log - self.largest).exp()
-
-    def half(self) -> Tensor:
-        """The square root of the largest φ."""
-        return (self.largest / 2).exp()
-
-    def times(self, x: Tensor) -> Tensor:
-        """φ_i·x_i."""
-        half = (self.log / 2).exp()[:, None]
-        return x * half * (half * self.sign[:, None])
 
 
 class _Update(NamedTuple):
@@ -260,8 +243,8 @@ def _feature_sums(step: Step, e: Tensor, w: Tensor, parts: Tensor, added: bool) 
     each = triton.cdiv(triton.cdiv(C, splits), tile.step) * tile.step
     kernels.feature_gradient[(step.feature_tiles, splits)](
         _tiled(e, tile.rows, tile.step), _tiled(w, tile.step, tile.columns), parts,
-        step.N, C, step.d, each, added, step.precision, 8 if step.kind == torch.float32 else 0,
-        tile.rows, tile.columns, tile.step, num_warps=tile.warps, num_stages=tile.stages,
+        step.N, step.padded, C, step.d, each, added, step.precision, 8 if step.kind == torch.float32 else 0,
+        SLAB, tile.rows, tile.columns, tile.step, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
 
 
@@ -275,11 +258,10 @@ class _Labels(NamedTuple):
 
     @staticmethod
     def of(local: Tensor, by_rows: Tensor, classes: int, tile: int) -> _Labels:
-        found, order = torch.sort(local.flatten().to(torch.int32), stable=True)
-        edges = torch.arange(triton.cdiv(classes, tile) + 1, device=local.device, dtype=torch.int32) * tile
-        return _Labels(
-            found, order, torch.searchsorted(found, edges, out_int32=True), by_rows.flatten(0, 1).contiguous()
-        )
+        found, order = torch.sort(local.flatten(), stable=True)
+        edges = torch.arange(0, (triton.cdiv(classes, tile) + 1) * tile, tile, device=local.device)
+        starts = torch.searchsorted(found, edges.to(found.dtype), out_int32=True)
+        return _Labels(found, order, starts, by_rows.reshape(-1, by_rows.shape[-1]).contiguous())
 
 
 def _weight_rows(
@@ -293,7 +275,7 @@ def _weight_rows(
     kernels.weight_gradient[(triton.cdiv(C, tile.rows), triton.cdiv(step.d, tile.columns))](
         _tiled(e, tile.step, tile.rows), _tiled(f, tile.step, tile.columns), some, inverse, out if whole else raw,
         half if by_total is None else by_total, half, labels.starts[first // tile.rows :], labels.order,
-        labels.sorted, labels.by_rows, step.N, C, first, step.d, unit_weight, whole, by_total is not None, limit,
+        labels.sorted, labels.by_rows, step.N, step.padded, C, first, step.d, unit_weight, whole, by_total is not None, limit,
         step.precision, 4 if tile.columns >= 256 else 1,
         tile.rows, tile.columns, tile.step, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
@@ -320,60 +302,50 @@ def _backward(
         if update is not None and update.mode == kernels.STORE.value:
             update.out.zero_()
         return torch.zeros_like(f) if need_f else f.new_empty(0), db
-    x, b, labels = _operand(f * LOG2_E, step), None if bias is None else bias * LOG2_E, local.to(torch.int32)
-    no_rivals = rivals == -math.inf
-    by_rivals = by_rivals.masked_fill(no_rivals, 0.0)
-    shift = (rivals * LOG2_E - step.lift).masked_fill(no_rivals, math.inf)
-    outside = ((rivals < WINDOW[0]) | (rivals > WINDOW[1])).to(torch.int32)
-    replaced = _whole_blocks(outside, step.tiles.scores.rows)
-    of_shares = _Factors(by_rivals, rivals.new_full((), step.lift / LOG2_E))
-    of_exps = _Factors(by_rivals, torch.where(replaced, 0.0, rivals)) if kept else of_shares
-
+    x, b, labels = _operand(f, step, LOG2_E), None if bias is None else bias * LOG2_E, local.to(torch.int32)
+    shift, redo = torch.empty_like(rivals), torch.empty_like(labels[:, 0])
+    relative, roots, largest = (f.new_empty(2, size) for size in (N, N, 1))
+    M = step.tiles.scores.rows
+    kernels.factors[(1,)](
+        rivals, by_rivals.contiguous(), shift, redo, relative, roots, largest, N, step.lift, *WINDOW,
+        1024 // M, M, num_warps=8,
+    )  # fmt: skip
     some = min(chunk, C - kept)
     spare, spare_inverse = f.new_empty(some, step.width, dtype=step.kind), f.new_empty(some)
-    shares = f.new_empty(N, columns_for(some), dtype=step.kind)
+    shares = f.new_empty(slabs(N, some), dtype=step.kind)
     parts = f.new_empty(step.splits if need_f else 0, N, d)
-    df = torch.zeros_like(f) if need_f else f.new_empty(0)
+    df = f.new_empty(N if need_f else 0, d)
+    operand = [_operand(f, step, factor=each) if update is not None else x for each in relative]
     if update is not None:
-        sorted_labels = _Labels.of(local, by_rows, C, step.tiles.weight.rows)
+        sorted_labels = _Labels.of(labels, by_rows, C, step.tiles.weight.rows)
         in_one_go = update.mode == kernels.STORE.value and d <= step.tiles.weight.columns
         raw = f.new_empty(0 if in_one_go else min(chunk, C), d)
     for first, last in _ranges(kept, C, chunk):
         size, held = last - first, first < kept
         w, inv, e = (units, inverse, exps) if held else (spare[:size], spare_inverse[:size], shares)
-        factors = of_exps if held else of_shares
+        which = 0 if held else 1
         if not held:
             _unit_rows(step, weight[first:last], unit_weight, w, inv)
         given = (x, w, labels, None if b is None else b[first:last], first)
         # Replacing rows of E by P is the only change to an input, and doing it twice is doing it once.
-        _scores(step, kernels.SHARE.value, *given, shift=shift, out=e, redo=outside if held else None)
+        _scores(step, kernels.SHARE.value, *given, shift=shift, out=e, redo=redo if held else None)
         if need_f:
-            _feature_sums(step, e, w, parts, added=not held and first > kept)
-            if held:
-                df = of_exps.times(parts.sum(0))
+            _feature_sums(step, e, w, parts, added=first > kept)
+            if held or last == C:
+                kernels.sum_parts[(triton.cdiv(N * d, 1024),)](
+                    parts, roots[which], df, N * d, d, len(parts), not held and kept > 0, 1024
+                )
         if need_bias and bias is not None:
-            sums = f.new_empty(size)
-            kernels.column_sums[(triton.cdiv(size, 128),)](
-                e, factors.relative(), sums, N, size, e.stride(0), 128, 16
+            kernels.column_sums[(triton.cdiv(size, SLAB),)](
+                e, relative[which], largest[which], db[first:last], N, step.padded, size, 16
             )
-            db[first:last] = sums * factors.half() * factors.half()
         if update is not None:
-            operand = _operand(f * factors.relative()[:, None], step)
             for begin, end in _ranges(0, size, size if raw.numel() == 0 else chunk):
                 _weight_rows(
-                    step, e[:, begin:], operand, factors.half(), weight, inv[begin:end], unit_weight, sorted_labels,
-                    by_total, update, raw, first + begin, first + end,
+                    step, e[begin // SLAB * step.padded :], operand[which], largest[which], weight, inv[begin:end],
+                    unit_weight, sorted_labels, by_total, update, raw, first + begin, first + end,
                 )  # fmt: skip
-    if need_f and kept < C:
-        df += of_shares.times(parts.sum(0))
     return df, db
-
-
-def _whole_blocks(marked: Tensor, rows: int) -> Tensor:
-    """(N,): is any row of this row's block of `rows` marked?"""
-    N = marked.shape[0]
-    blocks = torch.nn.functional.pad(marked, (0, -N % rows)).view(-1, rows).amax(1, keepdim=True)
-    return blocks.expand(-1, rows).flatten()[:N] != 0
 
 
 @torch.library.custom_op("hypermargin::fused_backward", mutates_args=())
