@@ -4,12 +4,14 @@ from hypermargin import advise, data, evaluate, hinge, margins, plots, schedule,
 from hypermargin.family import create_head, list_heads
 from hypermargin.functional import margin_cross_entropy, margin_softmax
 from hypermargin.head import MarginHead
+from hypermargin.optim import FusedSGD
 from hypermargin.scores import explain_backend
 from hypermargin.training import load
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "FusedSGD",
     "MarginHead",
     "advise",
     "create_head",

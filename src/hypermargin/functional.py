@@ -13,6 +13,7 @@ from torch import Tensor
 from hypermargin import checks
 from hypermargin.margins import Margin
 from hypermargin.numerics import constant, fit, log_add_exp, log_sum_exp, polar, softplus, wide_dtype, widen
+from hypermargin.optim import FusedSGD
 from hypermargin.scores import Backend, Scores, choose, scores
 
 Reduction = Literal["mean", "sum", "none"]
@@ -38,6 +39,7 @@ def margin_softmax(
     reduction: Reduction = "mean",
     check: bool | Literal["auto"] = "auto",
     backend: Backend = "auto",
+    update: FusedSGD | None = None,
 ) -> Tensor:
     """Softmax cross-entropy with a margin on the target: L = softplus(R − T).
 
@@ -56,6 +58,7 @@ def margin_softmax(
       pass over the classes; a row is left out if either label is `ignore_index`
     - reduction: "mean" is over the rows that count, and 0 if there are none
     - check: read values (label range, NaN, scale) first; "auto" does so in eager mode on the CPU
+    - update: an optimiser that changes the weight in the backward (`FusedSGD`), with backend "triton"
 
     The result is float32 or wider, also under autocast.
     """
@@ -74,6 +77,7 @@ def margin_softmax(
         rival_sum=label_smoothing > 0,
         check=check,
         backend=backend,
+        update=update,
     )
     found, y = batch.found, batch.y
     with full_precision(features):
@@ -167,6 +171,7 @@ def scores_of(
     hardest: bool = False,
     check: bool | Literal["auto"] = "auto",
     backend: Backend = "auto",
+    update: FusedSGD | None = None,
 ) -> Batch:
     """Check a batch, scale its features and score it against every class: all that comes before the margin."""
     rows, classes = _sizes(features, weight, bias)
@@ -204,6 +209,7 @@ def scores_of(
             rival_sum=rival_sum,
             hardest=hardest,
             backend=settings,
+            update=update,
         )
     return Batch(y, counts, b, length, found)
 

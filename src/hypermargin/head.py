@@ -15,6 +15,7 @@ from hypermargin.advise import adacos_scale, smallest_scale
 from hypermargin.functional import Gradient, Reduction, full_precision, margin_softmax, scaled, scores_of
 from hypermargin.margins import Margin
 from hypermargin.numerics import bounded, constant, snapshot, unit, wide_dtype, widen
+from hypermargin.optim import FusedSGD
 from hypermargin.schedule import Adjustment, Alternation, Schedule
 from hypermargin.scores import BACKENDS, Backend, Scores
 
@@ -84,6 +85,7 @@ class MarginHead(nn.Module):
         self.ignore_index, self.label_smoothing, self.reduction = ignore_index, label_smoothing, reduction
         self.margin_reward, self.check, self.backend = margin_reward, check, backend
         self.learn_scale, self.learn_margin = learn_scale, learn_margin
+        self.fused_optimizer: FusedSGD | None = None  # set by FusedSGD(head, …)
 
         self.weight = nn.Parameter(torch.empty(classes, dim, device=device, dtype=dtype))
         self.register_parameter("bias", None)
@@ -183,6 +185,7 @@ class MarginHead(nn.Module):
         scale = self.current_scale()
         if self.scale_mode == "adacos-dynamic" and self.training:
             scale = self._adacos_scale(features, labels)
+        update = self.fused_optimizer if self.training and torch.is_grad_enabled() else None
         loss = margin_softmax(
             features,
             self.weight,
@@ -200,7 +203,8 @@ class MarginHead(nn.Module):
             mix=mix,
             reduction=self.reduction,
             check=self.check,
-            backend=self.backend,
+            backend="triton" if update is not None and self.backend == "auto" else self.backend,
+            update=update,
         )
         if self.training:
             if isinstance(adjustment.penalty, Tensor):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -124,38 +125,43 @@ LAWS: dict[str, Callable[[Margin], str]] = {
 }
 
 
-def check_backend(backend: Callable[..., Rivals], *, float32_factor: float = 2.0) -> None:
+def check_backend(
+    backend: Callable[..., Rivals],
+    *,
+    float32_factor: float = 2.0,
+    float64: bool = True,
+    device: torch.device | str = "cpu",
+) -> None:
     """Raise `LawBroken` unless a backend computes what `dense` does, on every kind of input.
 
     `backend(f, weight, local, inside, *, unit_weight, bias, rival_sum, hardest) -> Rivals` as docs/architecture.md
     describes it. In float64 values and gradients must agree to 1e-9; in float32 the error may be `float32_factor`
-    times that of dense in float32, plus a floor.
+    times that of dense in float32, plus a floor. float64=False is for backends that know float32 only.
     """
+
+    def there(*tensors: Tensor | None, dtype: torch.dtype) -> list[Tensor | None]:
+        return [None if t is None else t.to(device, dtype if t.is_floating_point() else None) for t in tensors]
+
     problems = []
     for name, (f, weight, local, inside) in _backend_cases():
         for unit_weight, with_bias in itertools.product((True, False), repeat=2):
             bias = torch.linspace(-1, 1, weight.shape[0], dtype=f.dtype) if with_bias else None
             setting = f"{name}, unit_weight={unit_weight}, bias={with_bias}"
-            right = _outcome(dense_rivals, f, weight, local, inside, bias, unit_weight)
-            double = _outcome(backend, f, weight, local, inside, bias, unit_weight)
-            single32 = (
-                f.float(),
-                weight.float(),
-                local,
-                inside,
-                None if bias is None else bias.float(),
-                unit_weight,
+            double, single = (
+                there(f, weight, local, inside, bias, dtype=d) for d in (torch.float64, torch.float32)
             )
-            single = _outcome(backend, *single32)
-            usual = _outcome(dense_rivals, *single32)
+            right = _outcome(dense_rivals, *double, unit_weight)
+            usual = _outcome(dense_rivals, *single, unit_weight)
+            ours = _outcome(backend, *single, unit_weight)
+            ours_double = _outcome(backend, *double, unit_weight) if float64 else right
             for what, value in right.items():
                 size = value.abs().nan_to_num(posinf=0.0).max().item() if value.numel() else 0.0
                 size = size or 1.0  # of zeros; the logits are about 1 to 10
-                if _distance(double[what], value) > 1e-9 * size:
-                    problems.append(f"{setting}: {what} is off by {_distance(double[what], value):.3g} in float64")
-                allowed = float32_factor * _distance(usual[what], value) + 1e-6 * size
-                if _distance(single[what], value) > allowed:
-                    off = _distance(single[what], value)
+                off = _distance(ours_double[what], value)
+                if off > 1e-9 * size:
+                    problems.append(f"{setting}: {what} is off by {off:.3g} in float64")
+                off, allowed = _distance(ours[what], value), float32_factor * _distance(usual[what], value) + 1e-6 * size
+                if off > allowed:
                     problems.append(f"{setting}: {what} is off by {off:.3g} in float32, allowed {allowed:.3g}")
     if problems:
         raise LawBroken(f"{getattr(backend, '__name__', backend)} differs from dense:\n  " + "\n  ".join(problems))
@@ -184,13 +190,7 @@ def _backend_cases() -> Iterator[tuple[str, tuple[Tensor, Tensor, Tensor, Tensor
 
 
 def _outcome(
-    backend: Callable[..., Rivals],
-    f: Tensor,
-    weight: Tensor,
-    local: Tensor,
-    inside: Tensor | None,
-    bias: Tensor | None,
-    unit_weight: bool,
+    backend: Callable[..., Rivals], f: Any, weight: Any, local: Any, inside: Any, bias: Any, unit_weight: bool
 ) -> dict[str, Tensor]:
     """All a backend returns, and the gradients of a fixed weighting of it."""
     leaves = {"df": f, "dW": weight} | ({} if bias is None else {"db": bias})
@@ -203,15 +203,11 @@ def _outcome(
     if found.rival_sum is None or found.hardest is None:
         raise LawBroken("a backend must return rival_sum and hardest when asked for; got None.")
     values = {"rows": rows, "rivals": found.rivals, "rival_sum": found.rival_sum, "hardest": found.hardest}
-    weights = torch.linspace(0.5, 1.5, max(f.shape[0], 1), dtype=f.dtype)[: f.shape[0]]
+    weights = torch.linspace(0.5, 1.5, max(f.shape[0], 1), dtype=f.dtype, device=f.device)[: f.shape[0]]
     finite = found.rivals.masked_fill(found.rivals == -math.inf, 0.0)
     goal = (weights * finite).sum() + 0.1 * (weights * found.rival_sum).sum()
-    goal = (
-        goal
-        + (
-            rows * torch.linspace(-1, 1, max(rows.numel(), 1), dtype=f.dtype)[: rows.numel()].reshape(rows.shape)
-        ).sum()
-    )
+    by_rows = torch.linspace(-1, 1, max(rows.numel(), 1), dtype=f.dtype, device=f.device)[: rows.numel()]
+    goal = goal + (rows * by_rows.reshape(rows.shape)).sum()
     grads = torch.autograd.grad(goal, list(leaves.values()))
     return {k: v.detach() for k, v in values.items()} | dict(zip(leaves, grads, strict=True))
 

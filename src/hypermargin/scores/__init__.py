@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hypermargin import checks
 from hypermargin.numerics import angle_between, polar, unit
+from hypermargin.optim import FusedSGD
 from hypermargin.scores.blocks import REDUCED_OPERANDS_WORK
 from hypermargin.scores.chunked import Chunked, chunk_for, chunked_rivals
 from hypermargin.scores.dense import Dense, Rivals, dense_rivals
@@ -106,13 +107,16 @@ def scores(
     rival_sum: bool = False,
     hardest: bool = False,
     backend: Backend = "auto",
+    update: FusedSGD | None = None,
 ) -> Scores:
     """Score features `f` (N, d), already scaled, against `weight` (C, d) for `labels` (N,) or (N, K).
 
     `labels` are global class ids. With `total` given, `weight` is the slice of that many classes that starts at
-    `class_start`. `direction` is f/|f|, if the caller has it.
+    `class_start`. `direction` is f/|f|, if the caller has it. `update` takes the weight's gradient.
     """
     settings, _ = choose(backend, f.shape[0], weight.shape[0], f.device)
+    if update is not None and not isinstance(settings, Triton):
+        raise ValueError(f'FusedSGD needs backend="triton"; got {backend!r}.')
     local = labels if labels.dim() == 2 else labels.unsqueeze(1)
     inside = None
     if total is not None or class_start:
@@ -129,7 +133,7 @@ def scores(
     elif isinstance(settings, Chunked):
         found = chunked_rivals(f, weight, local, inside, **options, settings=settings)
     else:
-        found = fused_rivals(f, weight, local, inside, **options, settings=settings)
+        found = fused_rivals(f, weight, local, inside, **options, settings=settings, update=update)
     target = (f.unsqueeze(1) * found.rows).sum(-1)
     unit_rows, norms = (found.rows, torch.ones_like(target).unsqueeze(-1)) if unit_weight else polar(found.rows)
     angle = angle_between((unit(f) if direction is None else direction).unsqueeze(1), unit_rows)

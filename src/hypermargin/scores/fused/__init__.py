@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from hypermargin import checks
+from hypermargin.optim import FusedSGD
 from hypermargin.scores.dense import Rivals, differentiable_gradients, sum_of_rivals
 
 OPERANDS = ("float32", "bfloat16", "float16")
@@ -38,12 +39,12 @@ class Triton:
     - chunk: classes a chunk, a multiple of 256; by default chosen from the number of rows
     """
 
-    memory: int = 4096
+    memory: float = 4096
     operands: str | None = None
     chunk: int | None = None
 
     def __post_init__(self) -> None:
-        checks.count("Triton(memory=…)", self.memory, 0)
+        checks.in_range("Triton(memory=…)", self.memory, 0.0, math.inf)
         if self.operands is not None:
             checks.one_of("Triton(operands=…)", self.operands, OPERANDS)
         if self.chunk is not None:
@@ -52,6 +53,7 @@ class Triton:
                 raise ValueError(f"Triton(chunk=…) must be a multiple of {TILE}; got {self.chunk}.")
 
 
+@torch.compiler.assume_constant_result
 def why_not(device: torch.device) -> str:
     """Why the fused backend cannot run on a device; empty if it can."""
     if importlib.util.find_spec("triton") is None:
@@ -81,11 +83,11 @@ def plan(rows: int, classes: int, dim: int, settings: Triton) -> Plan:
     operands = settings.operands or "float32"
     size = 4 if operands == "float32" else 2
     most = -(-classes // TILE) * TILE
-    chunk = settings.chunk or min(max(2**26 // max(rows, 1) // TILE * TILE, TILE * 16), TILE * 1024)
+    chunk = settings.chunk or min(max(2**27 // max(rows, 1) // TILE * TILE, TILE * 16), TILE * 512)
     chunk = min(chunk, most)
     if operands == "float16":
         return Plan(chunk, 0, operands)
-    room = settings.memory * 2**20
+    room = int(min(settings.memory, 2**30) * 2**20)
     if room >= size * classes * (rows + dim):
         return Plan(chunk, classes, operands)
     kept = (room - size * chunk * (rows + dim)) // (size * (rows + dim)) // TILE * TILE
@@ -103,8 +105,19 @@ def fused_rivals(
     rival_sum: bool,
     hardest: bool,
     settings: Triton,
+    update: FusedSGD | None = None,
 ) -> Rivals:
-    """Rivals of `f` (N, d) among `weight` (C, d); see `dense_rivals` for the arguments."""
+    """Rivals of `f` (N, d) among `weight` (C, d); see `dense_rivals` for the arguments.
+
+    The weight's gradient goes to `update`, if given; else, as in Megatron, it is added to `weight.main_grad`, if there
+    is such a float32 tensor; else it is returned to autograd.
+    """
+    sink = update if update is not None else getattr(weight, "main_grad", None)
+    if isinstance(sink, Tensor) and (sink.shape != weight.shape or sink.dtype != torch.float32):
+        raise ValueError(
+            f"weight.main_grad must be float32 and have the weight's shape {tuple(weight.shape)}; "
+            f"got {sink.dtype}, {tuple(sink.shape)}."
+        )
     if f.dtype != torch.float32:
         raise ValueError(
             f'backend="triton" computes in float32; got features or weight in {f.dtype}. Use "chunked" or "dense".'
@@ -113,8 +126,10 @@ def fused_rivals(
     cut = plan(f.shape[0], weight.shape[0], f.shape[1], settings)
     will_learn = torch.is_grad_enabled() and (f.requires_grad or weight.requires_grad)
     kept = cut.kept if will_learn and not hardest else 0
+    if sink is not None and torch.compiler.is_compiling():
+        raise RuntimeError("FusedSGD and weight.main_grad work in eager mode and CUDA graphs, not under torch.compile.")
     rows, rivals, total, largest, *_ = _Node.apply(
-        f, weight.contiguous(), bias, local, unit_weight, rival_sum, hardest, cut.chunk, kept, cut.operands
+        f, weight.contiguous(), bias, local, unit_weight, rival_sum, hardest, cut.chunk, kept, cut.operands, sink
     )
     sums = sum_of_rivals(f, total, rows, local, bias) if rival_sum else None
     return Rivals(rows, rivals, sums, largest if hardest else None)
@@ -127,7 +142,8 @@ class _Node(torch.autograd.Function):
     def forward(*inputs: Any) -> tuple[Tensor, ...]:
         from hypermargin.scores.fused import ops
 
-        found: tuple[Tensor, ...] = ops.forward(*inputs)
+        run = ops.forward_op if torch.compiler.is_compiling() else ops.forward
+        found: tuple[Tensor, ...] = run(*inputs[:-1])
         return found
 
     @staticmethod
@@ -144,21 +160,31 @@ class _Node(torch.autograd.Function):
     ) -> tuple[Any, ...]:
         from hypermargin.scores.fused import ops
 
+        unit_weight, want_total, _, chunk, _, operands, sink = ctx.settings
+        options = sink.begin() if isinstance(sink, FusedSGD) else {}
         f, weight, bias, local, rivals, exps, units, inverse = ctx.saved_tensors
-        unit_weight, want_total, _, chunk, _, operands = ctx.settings
         by_rows = f.new_zeros(*local.shape, f.shape[1]) if by_rows is None else by_rows
         by_rivals = torch.zeros_like(rivals) if by_rivals is None else by_rivals
         by_total = by_total if want_total else None  # torch.compile may hand in an empty one
         needed = ctx.needs_input_grad[:3]
+        given = (f, weight, bias, local, rivals, exps, units, inverse, by_rows, by_rivals, by_total, unit_weight)
         grads: tuple[Tensor | None, ...]
         if torch.is_grad_enabled():
+            if sink is not None:
+                raise RuntimeError("a head with FusedSGD or weight.main_grad has no second derivative.")
             rivals = _Node.apply(f, weight, bias, local, *ctx.settings)[1]
             grads = differentiable_gradients(
                 f, weight, bias, local, rivals, by_rows, by_rivals, by_total, unit_weight
             )
+        elif sink is not None and needed[1]:
+            if isinstance(sink, FusedSGD):
+                update = ops.Update(ops.SGD, weight, **options)
+            else:
+                update = ops.Update(ops.ADD, sink)
+            df, db = ops.backward_into(*given, chunk, operands, needed[0], needed[2], update)
+            torch.autograd.graph.increment_version(update.out)
+            grads = (df, None, db)
         else:
-            grads = ops.backward(
-                f, weight, bias, local, rivals, exps, units, inverse, by_rows, by_rivals, by_total, unit_weight,
-                chunk, operands, *needed,
-            )  # fmt: skip
-        return (*(grad if need else None for grad, need in zip(grads, needed, strict=True)), *[None] * 7)
+            run = ops.backward_op if torch.compiler.is_compiling() else ops.backward
+            grads = run(*given, chunk, operands, *needed)
+        return (*(grad if need else None for grad, need in zip(grads, needed, strict=True)), *[None] * 8)

@@ -222,19 +222,20 @@ def _finish(
 
 
 @triton.jit
-def weight_gradient(
-    e, f, weight, inverse, out, by_total, unscale, starts, order, labels, by_rows, N, padded, C, start, d,
-    UNIT: tl.constexpr, WHOLE: tl.constexpr, TOTAL: tl.constexpr, LIMIT: tl.constexpr, PRECISION: tl.constexpr,
-    PIECES: tl.constexpr, R: tl.constexpr, D: tl.constexpr, B: tl.constexpr,
-):  # fmt: skip
-    """Eᵀ·f for R classes, times unscale², plus what the label rows and Σ_j w̃_j receive.
+def _quarters(g, R: tl.constexpr, D: tl.constexpr):
+    """A tile in four: all of it and as much of the weight would not fit into the registers."""
+    left, right = _halves(g, R, D)
+    g0, g1 = _halves(left, R, D // 2)
+    g2, g3 = _halves(right, R, D // 2)
+    return g0, g1, g2, g3
 
-    With WHOLE a program holds whole rows, D ≥ d, and finishes them; otherwise out (C, d) gets the raw sums.
-    `labels` is sorted, `order` are the rows of by_rows it came from, `starts` where each block of R begins in it.
-    """
-    block = tl.program_id(0)
-    column = tl.program_id(1) * D
-    lanes = tl.arange(0, R)
+
+@triton.jit
+def _gradient_tile(
+    e, f, by_total, unscale, starts, order, labels, by_rows, block, column, N, padded, start, d,
+    TOTAL: tl.constexpr, PRECISION: tl.constexpr, R: tl.constexpr, D: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
+    """Eᵀ·f for R classes and D columns, times unscale², plus what the label rows and Σ_j w̃_j receive."""
     g = tl.zeros((R, D), tl.float32)
     slab = block * R // SLAB * padded
     for k in range(0, N, B):
@@ -248,36 +249,50 @@ def weight_gradient(
     for at in range(tl.load(starts + block), tl.load(starts + block + 1)):
         lane = tl.load(labels + at) - start - block * R
         mine = tl.load(by_rows + tl.load(order + at) * d + columns, columns < d, 0.0)
-        g += tl.where((lanes == lane)[:, None], mine[None, :], 0.0)
-    row = block.to(tl.int64) * R + lanes
+        g += tl.where((tl.arange(0, R) == lane)[:, None], mine[None, :], 0.0)
+    return g
+
+
+@triton.jit
+def weight_gradient(
+    e, f, weight, inverse, out, by_total, unscale, starts, order, labels, by_rows, N, padded, C, start, d,
+    PROJECT: tl.constexpr, TOTAL: tl.constexpr, LIMIT: tl.constexpr, PRECISION: tl.constexpr,
+    TILES: tl.constexpr, R: tl.constexpr, D: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
+    """The gradients of R classes, in TILES tiles of D columns; without PROJECT their plain sums.
+
+    What lies along ŵ is known when the last tile is: the others wait in `out`, which is in the cache by then.
+    `labels` is sorted, `order` are the rows of by_rows it came from, `starts` where each block of R begins in it.
+    """
+    block = tl.program_id(0)
+    row = block.to(tl.int64) * R + tl.arange(0, R)
     there = row < C
-    if WHOLE:
-        one = tl.load(inverse + row, there, 0.0) if UNIT else tl.zeros((R,), tl.float32)
-        # In pieces: the whole tile and as much of the weight would not fit into the registers.
-        if PIECES == 4:
-            left, right = _halves(g, R, D)
-            g0, g1 = _halves(left, R, D // 2)
-            g2, g3 = _halves(right, R, D // 2)
-            Q: tl.constexpr = D // 4
-            along = tl.zeros((R,), tl.float32)
-            if UNIT:
-                along += tl.sum(g0 * _unit(weight, one, row, there, 0, d, Q), 1)
-                along += tl.sum(g1 * _unit(weight, one, row, there, Q, d, Q), 1)
-                along += tl.sum(g2 * _unit(weight, one, row, there, 2 * Q, d, Q), 1)
-                along += tl.sum(g3 * _unit(weight, one, row, there, 3 * Q, d, Q), 1)
-            _finish(g0, along, weight, one, out, row, there, 0, d, UNIT, LIMIT, Q)
-            _finish(g1, along, weight, one, out, row, there, Q, d, UNIT, LIMIT, Q)
-            _finish(g2, along, weight, one, out, row, there, 2 * Q, d, UNIT, LIMIT, Q)
-            _finish(g3, along, weight, one, out, row, there, 3 * Q, d, UNIT, LIMIT, Q)
-        else:
-            along = tl.zeros((R,), tl.float32)
-            if UNIT:
-                along += tl.sum(g * _unit(weight, one, row, there, 0, d, D), 1)
-            _finish(g, along, weight, one, out, row, there, 0, d, UNIT, LIMIT, D)
-    else:
-        tl.store(
-            out + row[:, None] * d + columns[None, :], g, there[:, None] & (columns < d)[None, :]
-        )
+    Q: tl.constexpr = D // 4
+    one = tl.zeros((R,), tl.float32)
+    if PROJECT:
+        one = tl.load(inverse + row, there, 0.0)
+    along = tl.zeros((R,), tl.float32)
+    for t in tl.static_range(TILES):
+        g = _gradient_tile(
+            e, f, by_total, unscale, starts, order, labels, by_rows, block, t * D, N, padded, start, d,
+            TOTAL, PRECISION, R, D, B,
+        )  # fmt: skip
+        g0, g1, g2, g3 = _quarters(g, R, D)
+        if PROJECT:
+            along += tl.sum(g0 * _unit(weight, one, row, there, t * D, d, Q), 1)
+            along += tl.sum(g1 * _unit(weight, one, row, there, t * D + Q, d, Q), 1)
+            along += tl.sum(g2 * _unit(weight, one, row, there, t * D + 2 * Q, d, Q), 1)
+            along += tl.sum(g3 * _unit(weight, one, row, there, t * D + 3 * Q, d, Q), 1)
+        _finish(g0, along, weight, one, out, row, there, t * D, d, PROJECT and t == TILES - 1, LIMIT, Q)
+        _finish(g1, along, weight, one, out, row, there, t * D + Q, d, PROJECT and t == TILES - 1, LIMIT, Q)
+        _finish(g2, along, weight, one, out, row, there, t * D + 2 * Q, d, PROJECT and t == TILES - 1, LIMIT, Q)
+        _finish(g3, along, weight, one, out, row, there, t * D + 3 * Q, d, PROJECT and t == TILES - 1, LIMIT, Q)
+    if PROJECT and TILES > 1:
+        tl.debug_barrier()  # what follows reads what was just written
+        for q in range(4 * (TILES - 1)):
+            at = q * Q + tl.arange(0, Q)
+            waiting = tl.load(out + row[:, None] * d + at[None, :], there[:, None] & (at < d)[None, :], 0.0)
+            _finish(waiting, along, weight, one, out, row, there, q * Q, d, True, LIMIT, Q)
 
 
 @triton.jit

@@ -26,10 +26,12 @@ from hypermargin.scores.fused.tiles import Tiles, power, processors, tiles_for
 # R for which exp z, its sum and exp(−R) are all far from the ends of bfloat16's and float32's range.
 WINDOW = (-40.0, 64.0)
 LOG2_E = math.log2(math.e)
-SLAB = kernels.SLAB.value
+SLAB, STORE, ADD, SGD = kernels.SLAB.value, kernels.STORE.value, kernels.ADD.value, kernels.SGD.value
 PROGRAMS = 1024  # enough to fill any GPU, for kernels that loop
 # float16 holds P down to 2⁻²⁴ of this; P itself may be as small as 1/C.
 FLOAT16_SHIFT = 15
+# The matrix units cut off low bits at every addition, so a sum over a million classes is made of shorter ones.
+LONGEST_SUM = 32768
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,8 @@ class Step:
 
     @property
     def splits(self) -> int:
-        """Shares of the classes for df: twice what fills the GPU, since long sums lose digits."""
-        return max(2 * self.processors // self.feature_tiles, 1)
+        """Shares of the classes for df, to fill the GPU."""
+        return max(self.processors // self.feature_tiles, 1)
 
     @property
     def lift(self) -> int:
@@ -153,7 +155,6 @@ def _scores(
     )  # fmt: skip
 
 
-@torch.library.custom_op("hypermargin::fused_forward", mutates_args=())
 def forward(
     f: Tensor,
     weight: Tensor,
@@ -211,22 +212,7 @@ def forward(
     return rows, rivals, found, top if hardest else f.new_empty(0), exps, units, inverse
 
 
-@forward.register_fake
-def _(f, weight, bias, local, unit_weight, want_total, hardest, chunk, kept, operands):  # type: ignore[no-untyped-def]
-    N, d = f.shape
-    kind = getattr(torch, operands)
-    return (
-        f.new_empty(*local.shape, d),
-        f.new_empty(N),
-        f.new_empty(d if want_total else 0),
-        f.new_empty(N if hardest else 0),
-        f.new_empty(slabs(N, kept), dtype=kind),
-        f.new_empty(kept, -(-d // 16) * 16, dtype=kind),
-        f.new_empty(kept),
-    )
-
-
-class _Update(NamedTuple):
+class Update(NamedTuple):
     """What becomes of the weight's gradient: a mode of the kernels, where it goes, and SGD's state."""
 
     mode: int
@@ -239,13 +225,16 @@ class _Update(NamedTuple):
 
 def _feature_sums(step: Step, e: Tensor, w: Tensor, parts: Tensor, added: bool) -> None:
     """E·w̃, in shares of the classes, to `parts` (splits, N, d)."""
-    tile, C, splits = step.tiles.features, w.shape[0], parts.shape[0]
-    each = triton.cdiv(triton.cdiv(C, splits), tile.step) * tile.step
-    kernels.feature_gradient[(step.feature_tiles, splits)](
-        _tiled(e, tile.rows, tile.step), _tiled(w, tile.step, tile.columns), parts,
-        step.N, step.padded, C, step.d, each, added, step.precision, 8 if step.kind == torch.float32 else 0,
-        SLAB, tile.rows, tile.columns, tile.step, num_warps=tile.warps, num_stages=tile.stages,
-    )  # fmt: skip
+    tile, splits = step.tiles.features, parts.shape[0]
+    for first, last in _ranges(0, w.shape[0], splits * LONGEST_SUM):
+        some = w[first:last]
+        each = triton.cdiv(triton.cdiv(last - first, splits), tile.step) * tile.step
+        kernels.feature_gradient[(step.feature_tiles, splits)](
+            _tiled(e[first // SLAB * step.padded :], tile.rows, tile.step), _tiled(some, tile.step, tile.columns),
+            parts, step.N, step.padded, last - first, step.d, each, added or first > 0, step.precision,
+            8 if step.kind == torch.float32 else 0, SLAB,
+            tile.rows, tile.columns, tile.step, num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
 
 
 class _Labels(NamedTuple):
@@ -266,17 +255,18 @@ class _Labels(NamedTuple):
 
 def _weight_rows(
     step: Step, e: Tensor, f: Tensor, half: Tensor, weight: Tensor, inverse: Tensor, unit_weight: bool,
-    labels: _Labels, by_total: Tensor | None, update: _Update, raw: Tensor, first: int, last: int,
+    labels: _Labels, by_total: Tensor | None, update: Update, raw: Tensor, first: int, last: int,
 ) -> None:  # fmt: skip
     """The gradients of W_first … W_last, to where they go. `raw`, if not empty, is used in between."""
     tile, C, whole = step.tiles.weight, last - first, raw.numel() == 0
     some, out = weight[first:last], update.out[first:last]
     limit = torch.finfo(out.dtype).max
-    kernels.weight_gradient[(triton.cdiv(C, tile.rows), triton.cdiv(step.d, tile.columns))](
+    kernels.weight_gradient[(triton.cdiv(C, tile.rows),)](
         _tiled(e, tile.step, tile.rows), _tiled(f, tile.step, tile.columns), some, inverse, out if whole else raw,
         half if by_total is None else by_total, half, labels.starts[first // tile.rows :], labels.order,
-        labels.sorted, labels.by_rows, step.N, step.padded, C, first, step.d, unit_weight, whole, by_total is not None, limit,
-        step.precision, 4 if tile.columns >= 256 else 1,
+        labels.sorted, labels.by_rows, step.N, step.padded, C, first, step.d, unit_weight and whole,
+        by_total is not None, limit if whole else torch.finfo(torch.float32).max, step.precision,
+        triton.cdiv(step.d, tile.columns),
         tile.rows, tile.columns, tile.step, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     if not whole:
@@ -289,17 +279,17 @@ def _weight_rows(
         )  # fmt: skip
 
 
-def _backward(
+def backward_into(
     f: Tensor, weight: Tensor, bias: Tensor | None, local: Tensor, rivals: Tensor, exps: Tensor, units: Tensor,
     inverse: Tensor, by_rows: Tensor, by_rivals: Tensor, by_total: Tensor | None, unit_weight: bool, chunk: int,
-    operands: str, need_f: bool, need_bias: bool, update: _Update | None,
+    operands: str, need_f: bool, need_bias: bool, update: Update | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """df and db, empty if not needed; the weight's gradient goes where `update` says."""
     step = step_of(f, weight, operands)
     N, C, d, kept = step.N, step.C, step.d, units.shape[0]
     db = torch.zeros_like(bias) if bias is not None and need_bias else f.new_empty(0)
     if N == 0:
-        if update is not None and update.mode == kernels.STORE.value:
+        if update is not None and update.mode == STORE:
             update.out.zero_()
         return torch.zeros_like(f) if need_f else f.new_empty(0), db
     x, b, labels = _operand(f, step, LOG2_E), None if bias is None else bias * LOG2_E, local.to(torch.int32)
@@ -318,8 +308,10 @@ def _backward(
     operand = [_operand(f, step, factor=each) if update is not None else x for each in relative]
     if update is not None:
         sorted_labels = _Labels.of(labels, by_rows, C, step.tiles.weight.rows)
-        in_one_go = update.mode == kernels.STORE.value and d <= step.tiles.weight.columns
-        raw = f.new_empty(0 if in_one_go else min(chunk, C), d)
+        # Sums that have to wait for the end of their row wait in the gradient, if it is a float32 one.
+        one_tile = d <= step.tiles.weight.columns or not unit_weight
+        whole = update.mode == STORE and (one_tile or weight.dtype == torch.float32)
+        raw = f.new_empty(0 if whole else min(chunk, C), d)
     for first, last in _ranges(kept, C, chunk):
         size, held = last - first, first < kept
         w, inv, e = (units, inverse, exps) if held else (spare[:size], spare_inverse[:size], shares)
@@ -348,7 +340,6 @@ def _backward(
     return df, db
 
 
-@torch.library.custom_op("hypermargin::fused_backward", mutates_args=())
 def backward(
     f: Tensor,
     weight: Tensor,
@@ -370,14 +361,34 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """df, dW, db; those not needed are empty."""
     dW = torch.empty_like(weight) if need_weight else weight.new_empty(0)
-    df, db = _backward(
+    df, db = backward_into(
         f, weight, bias, local, rivals, exps, units, inverse, by_rows, by_rivals, by_total, unit_weight, chunk,
-        operands, need_f, need_bias, _Update(kernels.STORE.value, dW) if need_weight else None,
+        operands, need_f, need_bias, Update(STORE, dW) if need_weight else None,
     )  # fmt: skip
     return df, dW, db
 
 
-@backward.register_fake
+# Under torch.compile each is one opaque call; in eager mode it is not worth the two milliseconds they cost.
+forward_op = torch.library.custom_op("hypermargin::fused_forward", forward, mutates_args=())
+backward_op = torch.library.custom_op("hypermargin::fused_backward", backward, mutates_args=())
+
+
+@forward_op.register_fake
+def _(f, weight, bias, local, unit_weight, want_total, hardest, chunk, kept, operands):  # type: ignore[no-untyped-def]
+    N, d = f.shape
+    kind = getattr(torch, operands)
+    return (
+        f.new_empty(*local.shape, d),
+        f.new_empty(N),
+        f.new_empty(d if want_total else 0),
+        f.new_empty(N if hardest else 0),
+        f.new_empty(slabs(N, kept), dtype=kind),
+        f.new_empty(kept, -(-d // 16) * 16, dtype=kind),
+        f.new_empty(kept),
+    )
+
+
+@backward_op.register_fake
 def _(f, weight, bias, *_rest):  # type: ignore[no-untyped-def]
     need_f, need_weight, need_bias = _rest[-3:]
     return (

@@ -1,0 +1,116 @@
+"""An optimiser for the class weights that works inside the head's backward, so that no gradient of theirs exists."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from hypermargin import checks
+
+if TYPE_CHECKING:
+    from hypermargin.head import MarginHead
+
+
+class FusedSGD(torch.optim.Optimizer):
+    """torch.optim.SGD for `head.weight`, applied by the fused backend as it computes the gradient.
+
+        optimizer = hypermargin.FusedSGD(head, lr=0.1, momentum=0.9, weight_decay=5e-4)
+        loss.backward()      # changes head.weight
+        optimizer.step()     # says that this step is over
+
+    With C classes of d dimensions it saves 4·C·d bytes of gradient and the passes over them: 29 million classes of
+    512 dimensions, weight and momentum in float32, fit on one GPU of 139 GiB. The numbers are those of torch.optim.SGD
+    to rounding. `renormalize` puts every row back on the unit sphere afterwards.
+
+    Learning-rate schedulers and state_dict work as with any optimiser; the rate is read at backward, or, for replays
+    of a CUDA graph, at `step` and `zero_grad`. Give the head's other parameters, and the network's, to an optimiser of
+    their own.
+
+    What needs the gradient before the step cannot work: accumulation over several backward passes is refused, and so
+    is a weight that has an ordinary gradient besides. `clip_grad_norm_` does not see this weight, and a GradScaler's
+    scale would not be taken off again: use neither (bfloat16 needs no scaler). Not under torch.compile, and not under
+    DDP, where every process would make its own step.
+    """
+
+    def __init__(
+        self,
+        head: MarginHead,
+        lr: float,
+        *,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+        renormalize: bool = False,
+    ) -> None:
+        checks.in_range("lr", lr, 0.0, float("inf"))
+        checks.in_range("momentum", momentum, 0.0, 1.0)
+        checks.in_range("weight_decay", weight_decay, 0.0, float("inf"))
+        if nesterov and not momentum:
+            raise ValueError("nesterov=True needs momentum > 0; got momentum=0.")
+        if head.weight.dtype != torch.float32:
+            raise ValueError(f"FusedSGD needs a float32 head.weight; got {head.weight.dtype}.")
+        settings = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
+        super().__init__([head.weight], settings | {"nesterov": nesterov, "renormalize": renormalize})
+        self._on_device: Tensor | None = None
+        self._numbers: tuple[float, ...] = ()
+        self._waiting = False
+        head.fused_optimizer = self
+
+    def begin(self) -> dict[str, Any]:
+        """What the backward needs for its update of the weight; refuses a second one before `step`."""
+        if self._waiting:
+            raise RuntimeError(
+                "a second backward before FusedSGD.step(): the first has already changed head.weight, so gradients "
+                "cannot be accumulated. Call step() after every backward, or use torch.optim.SGD."
+            )
+        self._waiting = not torch.cuda.is_available() or not torch.cuda.is_current_stream_capturing()
+        group = self.param_groups[0]
+        (weight,) = group["params"]
+        state = self.state[weight]
+        if group["momentum"] and "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(weight, requires_grad=False)
+        if self._on_device is None or self._on_device.device != weight.device:
+            self._on_device, self._numbers = torch.zeros(3, device=weight.device), ()
+        self._refresh()
+        return {
+            "momentum": state.get("momentum_buffer") if group["momentum"] else None,
+            "settings": self._on_device,
+            "nesterov": group["nesterov"],
+            "renormalize": group["renormalize"],
+        }
+
+    def _refresh(self) -> None:
+        """Rate, momentum and decay to the device, if they have changed; fill_ does not wait for it."""
+        group = self.param_groups[0]
+        numbers = tuple(float(group[key]) for key in ("lr", "momentum", "weight_decay"))
+        if self._on_device is not None and numbers != self._numbers:
+            for place, number in zip(self._on_device, numbers, strict=True):
+                place.fill_(number)
+            self._numbers = numbers
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Say that the step is over. The weight was changed in the backward."""
+        if closure is not None:
+            raise ValueError("FusedSGD.step takes no closure: the weight changes at every backward.")
+        if self.param_groups[0]["params"][0].grad is not None:
+            raise RuntimeError(
+                "head.weight has received an ordinary gradient besides the head's own (a penalty on it, or a second "
+                "use of it), which FusedSGD would ignore. Use torch.optim.SGD."
+            )
+        self._waiting = False
+        self._refresh()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As with any optimiser; also reads the learning rate, for replays of a CUDA graph."""
+        super().zero_grad(set_to_none)
+        self._refresh()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """One group, the head's weight."""
+        if self.param_groups:
+            raise ValueError("FusedSGD has one group, the weight of its head.")
+        super().add_param_group(param_group)

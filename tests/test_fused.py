@@ -1,0 +1,349 @@
+"""The fused backend's kernels, in Triton's interpreter where there is no GPU: every logic, at small ragged sizes.
+
+Run on a GPU (`pytest -m gpu tests/test_fused.py`, or `python tests/test_fused.py` without pytest) the same laws hold
+for the compiled kernels. The interpreter's bfloat16 products are wrong, so those are tested on the GPU only.
+"""
+
+import copy
+import functools
+import itertools
+import os
+
+if not os.path.exists("/dev/nvidiactl"):
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+import torch
+
+import hypermargin as hm
+from hypermargin.margins import ArcFace, CosFace, NoMargin, SphereFace
+from hypermargin.scores import Chunked, Triton
+from hypermargin.scores.fused import fused_rivals, plan, why_not
+from hypermargin.testing import check_backend
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+try:
+    import pytest
+
+    reason = why_not(torch.device(DEVICE))
+    pytestmark = [
+        pytest.mark.skipif(bool(reason), reason=f"the fused backend cannot run: {reason}"),
+        pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # the interpreter's numpy, at log 0
+    ]
+except ImportError:
+    pytest = None
+
+# Everything kept, nothing, and some: 256 of 700 classes at the sizes of `example`.
+SOME = Triton(memory=0.2, chunk=256)
+SETTINGS = [Triton(), Triton(memory=0, chunk=256), SOME]
+
+
+def example(n=70, classes=700, d=24, dtype=torch.float32, seed=0):
+    rng = torch.Generator().manual_seed(seed)
+    x, W = torch.randn(n, d, generator=rng), torch.randn(classes, d, generator=rng)
+    y = torch.randint(0, classes, (n,), generator=rng)
+    return x.to(DEVICE, dtype), W.to(DEVICE, dtype), y.to(DEVICE)
+
+
+def loss_and_gradients(x, W, y, margin, **options):
+    leaves = [t.detach().clone().requires_grad_() for t in (x, W)]
+    loss = hm.margin_softmax(*leaves, y, margin, check=False, **options)
+    return [loss.detach(), *torch.autograd.grad(loss, leaves)]
+
+
+def relative(a, b):
+    return ((a.double() - b).norm() / b.norm()).item()
+
+
+def test_the_battery():
+    # 3 times and not 2: on the matrix units a float32 product is three of TF32.
+    given = {"float64": False, "device": DEVICE, "float32_factor": 3.0}
+    check_backend(functools.partial(fused_rivals, settings=Triton()), **given)
+
+
+def test_what_is_kept_is_what_the_memory_allows():
+    cut = plan(70, 700, 24, SOME)
+    assert (cut.chunk, cut.kept) == (256, 256)
+    assert plan(70, 700, 24, Triton()).kept == 700
+    assert plan(70, 700, 24, Triton(memory=0)).kept == 0
+    assert plan(1024, 10**6, 512, Triton(operands="bfloat16")).kept == 10**6
+    assert plan(1024, 10**6, 512, Triton(operands="float16")).kept == 0
+    for memory in (100, 400, 1000, 2000):
+        cut = plan(1024, 10**6, 512, Triton(operands="bfloat16", memory=memory))
+        assert 2 * (cut.kept + cut.chunk) * (1024 + 512) <= max(memory * 2**20, 2 * cut.chunk * (1024 + 512))
+
+
+def test_every_option_against_float64():
+    x, W, y = example()
+    y[3] = -100
+    options = [
+        {"scale": 16.0},
+        {"scale": 64.0, "label_smoothing": 0.1},
+        {"scale": 500.0},  # far outside the window in which exp z is kept as it is
+        {"unit_features": False, "unit_weight": False},
+        {"unit_weight": False, "scale": 8.0},
+        {"scale": 8.0, "mix": (y.flip(0).clamp(min=0), 0.3), "label_smoothing": 0.2},
+        {"scale": torch.linspace(1, 90, len(x), device=DEVICE)},
+        {"scale": 16.0, "bias": torch.linspace(-2, 2, len(W), device=DEVICE)},
+    ]
+    margins = itertools.cycle((ArcFace(), CosFace(), NoMargin(), SphereFace(1.7)))
+    for settings, given in itertools.product((SOME, Triton()), options):
+        margin = next(margins)
+        wide = {k: v.double() if isinstance(v, torch.Tensor) else v for k, v in given.items()}
+        right = loss_and_gradients(x.double(), W.double(), y, margin, backend="dense", **wide)
+        usual = loss_and_gradients(x, W, y, margin, backend="dense", **given)
+        ours = loss_and_gradients(x, W, y, margin, backend=settings, **given)
+        for a, b, c in zip(ours, usual, right, strict=True):
+            assert relative(a, c) <= 3 * relative(b, c) + 2e-6, (settings, given.keys(), margin)
+
+
+def test_odd_sizes():
+    for n, classes, d in ((1, 2, 1), (1, 500, 17), (2, 255, 16), (65, 257, 40), (5, 300, 300)):
+        x, W, y = example(n, classes, d)
+        right = loss_and_gradients(x.double(), W.double(), y, ArcFace(), scale=16.0, backend="dense")
+        for settings in (Triton(), Triton(memory=0, chunk=256)):
+            ours = loss_and_gradients(x, W, y, ArcFace(), scale=16.0, backend=settings)
+            assert max(relative(a, b) for a, b in zip(ours, right, strict=True)) < 1e-5, (n, classes, d)
+
+
+def test_rows_outside_the_window_do_not_spoil_their_neighbours():
+    """Logits of ±500 beside logits near 0, in one block of rows; some rows without a gradient."""
+    x, W, y = example()
+    x, W = torch.nn.functional.normalize(x), torch.nn.functional.normalize(W)
+    x[::7] *= 500
+    x[1::7] *= 1e-6
+    W[:20] = -x[14] / x[14].norm()  # row 14 has rivals at −500
+    y[14] = 3
+    share = torch.ones(len(x), device=DEVICE, dtype=torch.float64)
+    share[::5], share[1::5], share[2::5] = 0.0, -1.0, 1e-12
+    for settings in (Triton(), SOME):
+        results = []
+        for dtype, backend in ((torch.float64, "dense"), (torch.float32, settings)):
+            leaves = [t.to(dtype).requires_grad_() for t in (x.clone(), W.clone())]
+            sides = {"unit_features": False, "unit_weight": False, "reduction": "none", "check": False}
+            loss = hm.margin_softmax(*leaves, y, NoMargin(), backend=backend, **sides)
+            results.append([loss.detach(), *torch.autograd.grad((share.to(dtype) * loss).sum(), leaves)])
+        for a, b in zip(results[1], results[0], strict=True):
+            assert a.isfinite().all()
+            assert relative(a, b) < 5e-5  # a float32 logit of 500 is known to 3e-5
+        # the rows whose share is tiny have their own gradient, not a zero
+        assert relative(results[1][1][2::5], results[0][1][2::5]) < 1e-4
+
+
+def test_float16_operands():
+    for kind in ("untrained", "trained"):
+        x, W, y = example(20, 300, 512)
+        if kind == "trained":
+            x = torch.nn.functional.normalize(W[y]) * 2 + torch.nn.functional.normalize(x)
+        right = loss_and_gradients(x.double(), W.double(), y, ArcFace(), scale=64.0, backend="dense")
+        ours = loss_and_gradients(x, W, y, ArcFace(), scale=64.0, backend=Triton(operands="float16", chunk=256))
+        errors = [relative(a, b) for a, b in zip(ours, right, strict=True)]
+        assert max(errors) < 1e-3, (kind, errors)
+        assert max(errors) > 1e-6  # and they were really used
+
+
+def test_half_weights():
+    for dtype in (torch.bfloat16, torch.float16):
+        x, W, y = example(40, 300, 300, dtype=dtype)  # wider than a tile: finished in a second pass
+        right = loss_and_gradients(x.double(), W.double(), y, ArcFace(), scale=16.0, backend="dense")
+        ours = loss_and_gradients(x, W, y, ArcFace(), scale=16.0, backend=Triton())
+        assert ours[1].dtype == ours[2].dtype == dtype
+        for a, b in zip(ours[1:], right[1:], strict=True):
+            assert relative(a, b) < torch.finfo(dtype).eps
+
+
+def test_slices_of_the_classes_add_up():
+    x, W, y = example(40, 600, 24)
+    whole = hm.scores.scores(x, W, y, unit_weight=True, rival_sum=True, hardest=True, backend="dense")
+    parts = []
+    for start in (0, 350):
+        part = W[start : start + 350]
+        options = {"unit_weight": True, "class_start": start, "total": 600, "rival_sum": True}
+        found = hm.scores.scores(x, part, y, **options, backend=Triton(memory=0, chunk=256))
+        top = hm.scores.scores(x, part, y, **options, hardest=True, backend=Triton()).hardest
+        parts.append(found._replace(hardest=top))
+    a, b = parts
+    close = functools.partial(torch.testing.assert_close, rtol=1e-5, atol=1e-4)
+    close(a.target + b.target, whole.target)
+    close(a.rival_sum + b.rival_sum, whole.rival_sum)
+    close(torch.logaddexp(a.rivals, b.rivals), whole.rivals)
+    close(torch.maximum(a.hardest, b.hardest), whole.hardest)
+
+
+def test_backward_twice_and_frozen_sides():
+    x, W, y = example()
+    for settings in SETTINGS:
+        leaves = [x.clone().requires_grad_(), W.clone().requires_grad_()]
+        loss = hm.margin_softmax(*leaves, y, ArcFace(), scale=90.0, backend=settings, check=False)
+        first = torch.autograd.grad(loss, leaves, retain_graph=True)
+        second = torch.autograd.grad(loss, leaves)
+        assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+        for k in (0, 1) if settings is SOME else ():
+            alone = [leaves[i] if i == k else leaves[i].detach() for i in (0, 1)]
+            loss = hm.margin_softmax(*alone, y, ArcFace(), scale=90.0, backend=settings, check=False)
+            torch.testing.assert_close(torch.autograd.grad(loss, alone[k])[0], first[k])
+
+
+def test_a_second_derivative_takes_the_dense_formula():
+    x, W, y = (t.detach() for t in example(6, 40, 8))
+    results = []
+    for backend in ("dense", Triton()):
+        leaves = [x.clone().requires_grad_(), W.clone().requires_grad_()]
+        loss = hm.margin_softmax(*leaves, y, ArcFace(), scale=4.0, label_smoothing=0.1, backend=backend)
+        (by_x,) = torch.autograd.grad(loss, leaves[0], create_graph=True)
+        results.append(torch.autograd.grad(by_x.square().sum(), leaves))
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_a_compiled_step():
+    torch._dynamo.reset()
+    x, W, y = example(20, 300, 24)
+    leaves = [x.requires_grad_(), W.requires_grad_()]
+
+    def step(x, W):
+        return hm.margin_softmax(x, W, y, ArcFace(), scale=16.0, label_smoothing=0.1, backend=Triton())
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")(*leaves)
+    for a, b in zip(torch.autograd.grad(compiled, leaves), torch.autograd.grad(step(*leaves), leaves), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def trained(optimizer_of, steps=3, renormalize=False, **head_options):
+    """Weights after some steps; the network is one linear layer."""
+    torch.manual_seed(0)
+    head = hm.MarginHead(24, 300, ArcFace(0.3), scale=16.0, device=DEVICE, **head_options)
+    layer = torch.nn.Linear(24, 24).to(DEVICE)
+    head_optimizer, optimizer = optimizer_of(head), torch.optim.SGD(layer.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(head_optimizer, 2, 0.5)
+    for step in range(steps):
+        x, _, y = example(40, 300, 24, seed=step)
+        head_optimizer.zero_grad()
+        optimizer.zero_grad()
+        head(layer(x), y).backward()
+        head_optimizer.step()
+        optimizer.step()
+        schedule.step()
+        if renormalize:
+            with torch.no_grad():
+                head.weight.copy_(torch.nn.functional.normalize(head.weight))
+    return head, layer, head_optimizer
+
+
+def test_fused_sgd_is_torchs_sgd():
+    for kind in (
+        {"lr": 0.5, "weight_decay": 0.01},
+        {"lr": 0.5, "momentum": 0.9, "weight_decay": 0.01, "nesterov": True},
+    ):
+        plain = trained(lambda head, kind=kind: torch.optim.SGD([head.weight], **kind), backend="dense")
+        fused = trained(lambda head, kind=kind: hm.FusedSGD(head, **kind), backend=Triton(memory=0, chunk=256))
+        assert fused[0].weight.grad is None
+        torch.testing.assert_close(fused[0].weight, plain[0].weight, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(fused[1].weight, plain[1].weight, rtol=1e-5, atol=1e-6)
+
+
+def test_fused_sgd_keeps_rows_on_the_sphere():
+    options = {"lr": 0.5, "momentum": 0.9}
+    plain, *_ = trained(lambda head: torch.optim.SGD([head.weight], **options), renormalize=True, backend="dense")
+    fused, *_ = trained(lambda head: hm.FusedSGD(head, **options, renormalize=True))
+    torch.testing.assert_close(fused.weight.norm(dim=1), torch.ones(300, device=DEVICE))
+    torch.testing.assert_close(fused.weight, plain.weight, rtol=1e-5, atol=1e-6)
+
+
+def test_fused_sgd_goes_on_from_its_state():
+    make = functools.partial(hm.FusedSGD, lr=0.5, momentum=0.9)
+    head, layer, optimizer = trained(make)
+    saved = copy.deepcopy((head.state_dict(), optimizer.state_dict()))
+    again = hm.MarginHead(24, 300, ArcFace(0.3), scale=16.0, device=DEVICE)
+    other = hm.FusedSGD(again, lr=0.1, momentum=0.9)
+    again.load_state_dict(saved[0])
+    other.load_state_dict(saved[1])
+    x, _, y = example(40, 300, 24, seed=9)
+    for one, its in ((head, optimizer), (again, other)):
+        one(layer(x).detach(), y).backward()
+        its.step()
+    assert torch.equal(head.weight, again.weight)
+    assert not torch.equal(head.weight, saved[0]["weight"])
+
+
+def test_fused_sgd_refuses_what_it_cannot_do():
+    head = hm.MarginHead(24, 300, ArcFace(), device=DEVICE)
+    x, _, y = example(8, 300, 24)
+    with pytest.raises(ValueError, match=r"nesterov=True needs momentum > 0; got momentum=0"):
+        hm.FusedSGD(head, lr=0.1, nesterov=True)
+    with pytest.raises(ValueError, match=r"FusedSGD needs a float32 head.weight; got torch.float16"):
+        hm.FusedSGD(hm.MarginHead(4, 5, ArcFace(), dtype=torch.float16), lr=0.1)
+    optimizer = hm.FusedSGD(head, lr=0.1)
+    before = head.weight.detach().clone()
+    head(x, y).backward()
+    after = head.weight.detach().clone()
+    assert not torch.equal(before, after)
+    with pytest.raises(RuntimeError, match=r"a second backward before FusedSGD.step\(\).*cannot be accumulated"):
+        head(x, y).backward()
+    assert torch.equal(head.weight, after)
+    optimizer.step()
+    (head(x, y) + head.weight.square().sum()).backward()
+    with pytest.raises(RuntimeError, match="head.weight has received an ordinary gradient"):
+        optimizer.step()
+    with pytest.raises(ValueError, match="takes no closure"):
+        optimizer.step(lambda: 0.0)
+    with pytest.raises(ValueError, match="has one group"):
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(2))]})
+    head.backend = "dense"
+    with pytest.raises(ValueError, match=r'FusedSGD needs backend="triton"; got .*Dense'):
+        head(x, y)
+    head.eval()
+    weight = head.weight.detach().clone()
+    head.backend = "auto"
+    head(x, y).backward()  # watching does not train
+    assert torch.equal(head.weight, weight)
+
+
+def test_main_grad_is_added_to():
+    x, W, y = example()
+    for dtype in (torch.float32, torch.bfloat16):
+        W = W.to(dtype).detach().requires_grad_()
+        right = loss_and_gradients(x.double(), W.double(), y, ArcFace(), scale=16.0, backend="dense")[2]
+        W.main_grad = torch.ones_like(W, dtype=torch.float32)
+        for _ in range(2):
+            hm.margin_softmax(x, W, y, ArcFace(), scale=16.0, backend=SOME, check=False).backward()
+        assert W.grad is None
+        assert relative(W.main_grad - 1, 2 * right) < 1e-3  # what is left of them beside a 1
+    W.main_grad = torch.ones(3)
+    with pytest.raises(ValueError, match=r"weight.main_grad must be float32 and have the weight's shape"):
+        hm.margin_softmax(x, W, y, ArcFace(), backend=SOME, check=False)
+
+
+def test_what_cannot_run_says_why(monkeypatch):
+    x, W, y = example(4, 10, 8)
+    with pytest.raises(ValueError, match=r'backend="triton" computes in float32; got .*float64.*"chunked" or "dense"'):
+        hm.margin_softmax(x.double(), W.double(), y, ArcFace(), backend="triton")
+    with pytest.raises(ValueError, match=r"Triton\(chunk=…\) must be a multiple of 256; got 100"):
+        Triton(chunk=100)
+    with pytest.raises(ValueError, match=r"Triton\(operands=…\) must be one of"):
+        Triton(operands="half")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(ValueError, match=r"cannot run here: it runs on NVIDIA GPUs, and the tensors are on cpu"):
+        hm.margin_softmax(x.cpu(), W.cpu(), y.cpu(), ArcFace(), backend="triton")
+    assert hm.MarginHead(8, 10, ArcFace(), backend="triton").backend == "triton"  # it may yet be moved to a GPU
+
+
+def test_the_choice_is_explained():
+    assert "exp z of all of the classes is kept" in hm.explain_backend(70, 700, Triton(), DEVICE, dim=24)
+    assert "exp z of 256 of the classes is kept" in hm.explain_backend(70, 700, SOME, DEVICE, dim=24)
+    text = hm.explain_backend(150, 1500, Triton(memory=0, operands="float16"), DEVICE)
+    assert text.endswith("exp z of none of the classes is kept for the backward, float16 operands.")
+
+
+def test_chunked_agrees():
+    x, W, y = example()
+    a = loss_and_gradients(x, W, y, ArcFace(), scale=16.0, label_smoothing=0.1, backend=Chunked(chunk=100))
+    b = loss_and_gradients(x, W, y, ArcFace(), scale=16.0, label_smoothing=0.1, backend=SOME)
+    for one, other in zip(a, b, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+if __name__ == "__main__":  # where there is no pytest, what does not need it
+    for name, test in list(globals().items()):
+        if name.startswith("test_") and not test.__code__.co_argcount and "raises" not in test.__code__.co_names:
+            test()
+            print("passed", name, flush=True)
