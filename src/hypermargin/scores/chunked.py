@@ -128,4 +128,3 @@ class _Node(torch.autograd.Function):
                 by_total, unit_weight, chunk, kept, operands, *needed,
             )  # fmt: skip
         return (*(grad if need else None for grad, need in zip(grads, needed, strict=True)), *[None] * 7)
-

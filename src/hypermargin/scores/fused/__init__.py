@@ -83,14 +83,15 @@ def plan(rows: int, classes: int, dim: int, settings: Triton) -> Plan:
     operands = settings.operands or "float32"
     size = 4 if operands == "float32" else 2
     most = -(-classes // TILE) * TILE
-    chunk = settings.chunk or min(max(2**27 // max(rows, 1) // TILE * TILE, TILE * 16), TILE * 512)
+    # Large enough that a chunk's kernels outlast their launches, small beside any weight that needs chunks.
+    chunk = settings.chunk or min(max(3 * 2**25 // max(rows, 1) // TILE * TILE, TILE * 16), TILE * 512)
     chunk = min(chunk, most)
     if operands == "float16":
         return Plan(chunk, 0, operands)
     room = int(min(settings.memory, 2**30) * 2**20)
     if room >= size * classes * (rows + dim):
         return Plan(chunk, classes, operands)
-    kept = (room - size * chunk * (rows + dim)) // (size * (rows + dim)) // TILE * TILE
+    kept = (room - size * chunk * (rows + 2 * dim)) // (size * (rows + dim)) // TILE * TILE
     return Plan(chunk, max(kept, 0), operands)
 
 
@@ -127,7 +128,9 @@ def fused_rivals(
     will_learn = torch.is_grad_enabled() and (f.requires_grad or weight.requires_grad)
     kept = cut.kept if will_learn and not hardest else 0
     if sink is not None and torch.compiler.is_compiling():
-        raise RuntimeError("FusedSGD and weight.main_grad work in eager mode and CUDA graphs, not under torch.compile.")
+        raise RuntimeError(
+            "FusedSGD and weight.main_grad work in eager mode and CUDA graphs, not under torch.compile."
+        )
     rows, rivals, total, largest, *_ = _Node.apply(
         f, weight.contiguous(), bias, local, unit_weight, rival_sum, hardest, cut.chunk, kept, cut.operands, sink
     )

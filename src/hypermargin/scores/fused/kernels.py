@@ -216,9 +216,7 @@ def _finish(
     if UNIT:
         g = (g - _unit(weight, inverse, row, there, column, d, D) * along[:, None]) * inverse[:, None]
     g = tl.clamp(g, -LIMIT, LIMIT, propagate_nan=tl.PropagateNan.ALL)
-    tl.store(
-        out + row[:, None] * d + at[None, :], g.to(out.dtype.element_ty), there[:, None] & (at < d)[None, :]
-    )
+    tl.store(out + row[:, None] * d + at[None, :], g.to(out.dtype.element_ty), there[:, None] & (at < d)[None, :])
 
 
 @triton.jit

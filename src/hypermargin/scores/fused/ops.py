@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -87,12 +88,66 @@ def slabs(step_rows: int, classes: int) -> tuple[int, int]:
     return -(-classes // SLAB) * -(-step_rows // 128) * 128, SLAB
 
 
-def _ranges(kept: int, classes: int, chunk: int) -> Iterator[tuple[int, int]]:
-    """The kept classes, and the others in chunks."""
-    if kept:
-        yield 0, kept
-    for start in range(kept, classes, chunk):
-        yield start, min(start + chunk, classes)
+def _ranges(first: int, last: int, chunk: int) -> Iterator[tuple[int, int]]:
+    for start in range(first, last, chunk):
+        yield start, min(start + chunk, last)
+
+
+class _Job(NamedTuple):
+    """Some classes, and room for their operands w̃ and 1/|W|."""
+
+    first: int
+    last: int
+    w: Tensor
+    inverse: Tensor
+
+
+def _chunks(step: Step, like: Tensor, first: int, chunk: int) -> list[_Job]:
+    """The classes from `first` on, in chunks whose operands share two buffers."""
+    size = min(chunk, step.C - first)
+    two = [(like.new_empty(size, step.width, dtype=step.kind), like.new_empty(size)) for _ in range(2)]
+    return [
+        _Job(begin, end, two[i % 2][0][: end - begin], two[i % 2][1][: end - begin])
+        for i, (begin, end) in enumerate(_ranges(first, step.C, chunk))
+    ]
+
+
+def _prepared(
+    jobs: list[_Job], step: Step, weight: Tensor, unit_weight: bool, total: Tensor | None = None
+) -> Iterator[_Job]:
+    """The jobs, one after the other, their operands filled.
+
+    Those of the next are filled on a second stream meanwhile: that is reading and writing, which leaves the matrix
+    units to the job before. A job's buffer is free for the next but one when the job is over.
+    """
+
+    def fill(job: _Job) -> None:
+        _unit_rows(step, weight[job.first : job.last], unit_weight, job.w, job.inverse, total)
+
+    if weight.device.type != "cuda":
+        for job in jobs:
+            fill(job)
+            yield job
+        return
+    here, aside = torch.cuda.current_stream(weight.device), _second_stream(weight.device)
+    aside.wait_stream(here)
+    over: list[torch.cuda.Event] = []
+    ready: list[torch.cuda.Event] = []
+    for i, job in enumerate(jobs):
+        for ahead in range(len(ready), min(i + 2, len(jobs))):
+            with torch.cuda.stream(aside):
+                if ahead >= 2:
+                    aside.wait_event(over[ahead - 2])
+                fill(jobs[ahead])
+                ready.append(aside.record_event())
+        here.wait_event(ready[i])
+        yield job
+        over.append(here.record_event())
+
+
+@cache
+def _second_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device, priority=-1)
 
 
 def _tiled(x: Tensor, rows: int, columns: int) -> TensorDescriptor:
@@ -169,7 +224,7 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """rows (N, K, d), rivals (N,), Σ w̃ (d,) or (0,), hardest (N,) or (0,); E, w̃ and 1/|W| of the kept classes."""
     step = step_of(f, weight, operands)
-    N, C, d = step.N, step.C, step.d
+    N, d = step.N, step.d
     rows = f.new_empty(*local.shape, d)
     exps = f.new_empty(slabs(N, kept), dtype=step.kind)
     units, inverse = f.new_empty(kept, step.width, dtype=step.kind), f.new_empty(kept)
@@ -178,34 +233,35 @@ def forward(
     labels = local.to(torch.int32)
     # Without P beside it, a chunk of the weight may be longer here than in the backward.
     chunk = max(chunk * (N + d) // d // SLAB * SLAB, chunk)
-    some = min(chunk, C - kept)
-    spare, spare_inverse = f.new_empty(some, step.width, dtype=step.kind), f.new_empty(some)
+    # Of the kept classes several pieces too, so that only the first has to wait for its operands.
+    piece = min(max(triton.cdiv(kept, 8 * SLAB) * SLAB, 2**15), 2**18)
+    jobs = [_Job(a, b, units[a:b], inverse[a:b]) for a, b in _ranges(0, kept, piece)]
+    jobs += _chunks(step, f, kept, chunk)
     per = step.tiles.scores.columns
-    ranges = list(_ranges(kept, C, chunk))
-    tiles = sum(triton.cdiv(last - first, per) for first, last in ranges)
+    tiles = sum(triton.cdiv(job.last - job.first, per) for job in jobs)
     sums, tops = f.new_empty(tiles, N), f.new_zeros(tiles, N)
     if N:
         x, b = _operand(f, step, LOG2_E), None if bias is None else bias * LOG2_E
         kernels.label_rows[(labels.numel(),)](weight, labels, rows, d, unit_weight, power(d))
     done = 0
-    for first, last in ranges:
-        held = first < kept
-        w, inv = (units, inverse) if held else (spare[: last - first], spare_inverse[: last - first])
-        _unit_rows(step, weight[first:last], unit_weight, w, inv, total)
+    for job in _prepared(jobs, step, weight, unit_weight, total):
         if N == 0:
             continue
-        count = triton.cdiv(last - first, per)
+        count = triton.cdiv(job.last - job.first, per)
         into = {"sums": sums[done : done + count], "tops": tops[done : done + count]}
-        given = (x, w, labels, None if b is None else b[first:last], first)
-        if held:
-            redo = torch.empty_like(labels[:, 0])
-            _scores(step, kernels.SUM.value, *given, **into, out=exps)
-            low, high = (math.exp(end) for end in WINDOW)
-            kernels.mark[(triton.cdiv(N, 8),)](into["sums"], redo, N, count, low, high, 8, 512)
-            _scores(step, kernels.TOP.value, *given, **into, redo=redo)
-        else:
-            _scores(step, kernels.TOP.value, *given, **into)
+        given = (x, job.w, labels, None if b is None else b[job.first : job.last], job.first)
         done += count
+        if job.last > kept:
+            _scores(step, kernels.TOP.value, *given, **into)
+            continue
+        _scores(step, kernels.SUM.value, *given, **into, out=exps[job.first // SLAB * step.padded :])
+        if job.last == kept:
+            into, redo = {"sums": sums[:done], "tops": tops[:done]}, torch.empty_like(labels[:, 0])
+            low, high = (math.exp(end) for end in WINDOW)
+            kernels.mark[(triton.cdiv(N, 8),)](into["sums"], redo, N, done, low, high, 8, 512)
+            _scores(
+                step, kernels.TOP.value, x, units, labels, None if b is None else b[:kept], 0, **into, redo=redo
+            )
     if N:
         kernels.combine[(triton.cdiv(N, 8),)](sums, tops, rivals, top, N, tiles, 8, 512)
     found = f.new_empty(0) if total is None else total.to(f.dtype)
@@ -300,9 +356,7 @@ def backward_into(
         rivals, by_rivals.contiguous(), shift, redo, relative, roots, largest, N, step.lift, *WINDOW,
         1024 // M, M, num_warps=8,
     )  # fmt: skip
-    some = min(chunk, C - kept)
-    spare, spare_inverse = f.new_empty(some, step.width, dtype=step.kind), f.new_empty(some)
-    shares = f.new_empty(slabs(N, some), dtype=step.kind)
+    shares = f.new_empty(slabs(N, min(chunk, C - kept)), dtype=step.kind)
     parts = f.new_empty(step.splits if need_f else 0, N, d)
     df = f.new_empty(N if need_f else 0, d)
     operand = [_operand(f, step, factor=each) if update is not None else x for each in relative]
@@ -312,31 +366,37 @@ def backward_into(
         one_tile = d <= step.tiles.weight.columns or not unit_weight
         whole = update.mode == STORE and (one_tile or weight.dtype == torch.float32)
         raw = f.new_empty(0 if whole else min(chunk, C), d)
-    for first, last in _ranges(kept, C, chunk):
-        size, held = last - first, first < kept
-        w, inv, e = (units, inverse, exps) if held else (spare[:size], spare_inverse[:size], shares)
-        which = 0 if held else 1
-        if not held:
-            _unit_rows(step, weight[first:last], unit_weight, w, inv)
-        given = (x, w, labels, None if b is None else b[first:last], first)
-        # Replacing rows of E by P is the only change to an input, and doing it twice is doing it once.
-        _scores(step, kernels.SHARE.value, *given, shift=shift, out=e, redo=redo if held else None)
+
+    def gradients(e: Tensor, which: int, job: _Job, added: bool, last: bool) -> None:
+        """From E or P of some classes to df, db and dW."""
+        size = job.last - job.first
         if need_f:
-            _feature_sums(step, e, w, parts, added=first > kept)
-            if held or last == C:
+            _feature_sums(step, e, job.w, parts, added)
+            if last:
                 kernels.sum_parts[(triton.cdiv(N * d, 1024),)](
-                    parts, roots[which], df, N * d, d, len(parts), not held and kept > 0, 1024
+                    parts, roots[which], df, N * d, d, len(parts), which == 1 and kept > 0, 1024
                 )
         if need_bias and bias is not None:
             kernels.column_sums[(triton.cdiv(size, SLAB),)](
-                e, relative[which], largest[which], db[first:last], N, step.padded, size, 16
+                e, relative[which], largest[which], db[job.first : job.last], N, step.padded, size, 16
             )
         if update is not None:
-            for begin, end in _ranges(0, size, size if raw.numel() == 0 else chunk):
+            for begin, end in _ranges(0, size, size if whole else chunk):
                 _weight_rows(
-                    step, e[begin // SLAB * step.padded :], operand[which], largest[which], weight, inv[begin:end],
-                    unit_weight, sorted_labels, by_total, update, raw, first + begin, first + end,
+                    step, e[begin // SLAB * step.padded :], operand[which], largest[which], weight,
+                    job.inverse[begin:end], unit_weight, sorted_labels, by_total, update, raw,
+                    job.first + begin, job.first + end,
                 )  # fmt: skip
+
+    given = (x, units, labels, None if b is None else b[:kept], 0)
+    if kept:
+        # Replacing rows of E by P is the only change to an input, and doing it twice is doing it once.
+        _scores(step, kernels.SHARE.value, *given, shift=shift, out=exps, redo=redo)
+        gradients(exps, 0, _Job(0, kept, units, inverse), added=False, last=True)
+    for job in _prepared(_chunks(step, f, kept, chunk), step, weight, unit_weight):
+        given = (x, job.w, labels, None if b is None else b[job.first : job.last], job.first)
+        _scores(step, kernels.SHARE.value, *given, shift=shift, out=shares)
+        gradients(shares, 1, job, added=job.first > kept, last=job.last == C)
     return df, db
 
 
