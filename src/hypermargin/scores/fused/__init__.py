@@ -84,14 +84,14 @@ def plan(rows: int, classes: int, dim: int, settings: Triton) -> Plan:
     size = 4 if operands == "float32" else 2
     most = -(-classes // TILE) * TILE
     # Large enough that a chunk's kernels outlast their launches, small beside any weight that needs chunks.
-    chunk = settings.chunk or min(max(3 * 2**25 // max(rows, 1) // TILE * TILE, TILE * 16), TILE * 512)
+    chunk = settings.chunk or min(max(2**27 // max(rows, 1) // TILE * TILE, TILE * 16), TILE * 512)
     chunk = min(chunk, most)
     if operands == "float16":
         return Plan(chunk, 0, operands)
     room = int(min(settings.memory, 2**30) * 2**20)
     if room >= size * classes * (rows + dim):
         return Plan(chunk, classes, operands)
-    kept = (room - size * chunk * (rows + 2 * dim)) // (size * (rows + dim)) // TILE * TILE
+    kept = (room - size * chunk * (rows + dim)) // (size * (rows + dim)) // TILE * TILE
     return Plan(chunk, max(kept, 0), operands)
 
 

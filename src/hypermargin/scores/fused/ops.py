@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -93,61 +92,9 @@ def _ranges(first: int, last: int, chunk: int) -> Iterator[tuple[int, int]]:
         yield start, min(start + chunk, last)
 
 
-class _Job(NamedTuple):
-    """Some classes, and room for their operands w̃ and 1/|W|."""
-
-    first: int
-    last: int
-    w: Tensor
-    inverse: Tensor
-
-
-def _chunks(step: Step, like: Tensor, first: int, chunk: int) -> list[_Job]:
-    """The classes from `first` on, in chunks whose operands share two buffers."""
-    size = min(chunk, step.C - first)
-    two = [(like.new_empty(size, step.width, dtype=step.kind), like.new_empty(size)) for _ in range(2)]
-    return [
-        _Job(begin, end, two[i % 2][0][: end - begin], two[i % 2][1][: end - begin])
-        for i, (begin, end) in enumerate(_ranges(first, step.C, chunk))
-    ]
-
-
-def _prepared(
-    jobs: list[_Job], step: Step, weight: Tensor, unit_weight: bool, total: Tensor | None = None
-) -> Iterator[_Job]:
-    """The jobs, one after the other, their operands filled.
-
-    Those of the next are filled on a second stream meanwhile: that is reading and writing, which leaves the matrix
-    units to the job before. A job's buffer is free for the next but one when the job is over.
-    """
-
-    def fill(job: _Job) -> None:
-        _unit_rows(step, weight[job.first : job.last], unit_weight, job.w, job.inverse, total)
-
-    if weight.device.type != "cuda":
-        for job in jobs:
-            fill(job)
-            yield job
-        return
-    here, aside = torch.cuda.current_stream(weight.device), _second_stream(weight.device)
-    aside.wait_stream(here)
-    over: list[torch.cuda.Event] = []
-    ready: list[torch.cuda.Event] = []
-    for i, job in enumerate(jobs):
-        for ahead in range(len(ready), min(i + 2, len(jobs))):
-            with torch.cuda.stream(aside):
-                if ahead >= 2:
-                    aside.wait_event(over[ahead - 2])
-                fill(jobs[ahead])
-                ready.append(aside.record_event())
-        here.wait_event(ready[i])
-        yield job
-        over.append(here.record_event())
-
-
-@cache
-def _second_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device, priority=-1)
+def _room(step: Step, like: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """For the operands w̃ of some classes and their 1/|W|."""
+    return like.new_empty(classes, step.width, dtype=step.kind), like.new_empty(classes)
 
 
 def _tiled(x: Tensor, rows: int, columns: int) -> TensorDescriptor:
@@ -224,44 +171,42 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """rows (N, K, d), rivals (N,), Σ w̃ (d,) or (0,), hardest (N,) or (0,); E, w̃ and 1/|W| of the kept classes."""
     step = step_of(f, weight, operands)
-    N, d = step.N, step.d
+    N, C, d = step.N, step.C, step.d
     rows = f.new_empty(*local.shape, d)
     exps = f.new_empty(slabs(N, kept), dtype=step.kind)
-    units, inverse = f.new_empty(kept, step.width, dtype=step.kind), f.new_empty(kept)
+    units, inverse = _room(step, f, kept)
     rivals, top = f.new_empty(N), f.new_empty(N)
     total = torch.zeros(d, dtype=torch.float64, device=f.device) if want_total else None
     labels = local.to(torch.int32)
     # Without P beside it, a chunk of the weight may be longer here than in the backward.
     chunk = max(chunk * (N + d) // d // SLAB * SLAB, chunk)
-    # Of the kept classes several pieces too, so that only the first has to wait for its operands.
-    piece = min(max(triton.cdiv(kept, 8 * SLAB) * SLAB, 2**15), 2**18)
-    jobs = [_Job(a, b, units[a:b], inverse[a:b]) for a, b in _ranges(0, kept, piece)]
-    jobs += _chunks(step, f, kept, chunk)
+    spare, spare_inverse = _room(step, f, min(chunk, C - kept))
+    ranges = [*_ranges(0, kept, max(kept, 1)), *_ranges(kept, C, chunk)]
     per = step.tiles.scores.columns
-    tiles = sum(triton.cdiv(job.last - job.first, per) for job in jobs)
+    tiles = sum(triton.cdiv(last - first, per) for first, last in ranges)
     sums, tops = f.new_empty(tiles, N), f.new_zeros(tiles, N)
     if N:
         x, b = _operand(f, step, LOG2_E), None if bias is None else bias * LOG2_E
         kernels.label_rows[(labels.numel(),)](weight, labels, rows, d, unit_weight, power(d))
     done = 0
-    for job in _prepared(jobs, step, weight, unit_weight, total):
+    for first, last in ranges:
+        size, held = last - first, first < kept
+        w, inv = (units, inverse) if held else (spare[:size], spare_inverse[:size])
+        _unit_rows(step, weight[first:last], unit_weight, w, inv, total)
         if N == 0:
             continue
-        count = triton.cdiv(job.last - job.first, per)
+        count = triton.cdiv(size, per)
         into = {"sums": sums[done : done + count], "tops": tops[done : done + count]}
-        given = (x, job.w, labels, None if b is None else b[job.first : job.last], job.first)
+        given = (x, w, labels, None if b is None else b[first:last], first)
         done += count
-        if job.last > kept:
-            _scores(step, kernels.TOP.value, *given, **into)
-            continue
-        _scores(step, kernels.SUM.value, *given, **into, out=exps[job.first // SLAB * step.padded :])
-        if job.last == kept:
-            into, redo = {"sums": sums[:done], "tops": tops[:done]}, torch.empty_like(labels[:, 0])
+        if held:
+            _scores(step, kernels.SUM.value, *given, **into, out=exps)
+            redo = torch.empty_like(labels[:, 0])
             low, high = (math.exp(end) for end in WINDOW)
-            kernels.mark[(triton.cdiv(N, 8),)](into["sums"], redo, N, done, low, high, 8, 512)
-            _scores(
-                step, kernels.TOP.value, x, units, labels, None if b is None else b[:kept], 0, **into, redo=redo
-            )
+            kernels.mark[(triton.cdiv(N, 8),)](into["sums"], redo, N, count, low, high, 8, 512)
+            _scores(step, kernels.TOP.value, *given, **into, redo=redo)
+        else:
+            _scores(step, kernels.TOP.value, *given, **into)
     if N:
         kernels.combine[(triton.cdiv(N, 8),)](sums, tops, rivals, top, N, tiles, 8, 512)
     found = f.new_empty(0) if total is None else total.to(f.dtype)
@@ -356,7 +301,6 @@ def backward_into(
         rivals, by_rivals.contiguous(), shift, redo, relative, roots, largest, N, step.lift, *WINDOW,
         1024 // M, M, num_warps=8,
     )  # fmt: skip
-    shares = f.new_empty(slabs(N, min(chunk, C - kept)), dtype=step.kind)
     parts = f.new_empty(step.splits if need_f else 0, N, d)
     df = f.new_empty(N if need_f else 0, d)
     operand = [_operand(f, step, factor=each) if update is not None else x for each in relative]
@@ -367,36 +311,40 @@ def backward_into(
         whole = update.mode == STORE and (one_tile or weight.dtype == torch.float32)
         raw = f.new_empty(0 if whole else min(chunk, C), d)
 
-    def gradients(e: Tensor, which: int, job: _Job, added: bool, last: bool) -> None:
+    def gradients(e: Tensor, which: int, w: Tensor, inv: Tensor, first: int, last: int) -> None:
         """From E or P of some classes to df, db and dW."""
-        size = job.last - job.first
+        size = last - first
         if need_f:
-            _feature_sums(step, e, job.w, parts, added)
-            if last:
+            _feature_sums(step, e, w, parts, added=first > kept)
+            if last in (kept, C):
                 kernels.sum_parts[(triton.cdiv(N * d, 1024),)](
-                    parts, roots[which], df, N * d, d, len(parts), which == 1 and kept > 0, 1024
+                    parts, roots[which], df, N * d, d, len(parts), first >= kept > 0, 1024
                 )
         if need_bias and bias is not None:
             kernels.column_sums[(triton.cdiv(size, SLAB),)](
-                e, relative[which], largest[which], db[job.first : job.last], N, step.padded, size, 16
+                e, relative[which], largest[which], db[first:last], N, step.padded, size, 16
             )
         if update is not None:
             for begin, end in _ranges(0, size, size if whole else chunk):
                 _weight_rows(
-                    step, e[begin // SLAB * step.padded :], operand[which], largest[which], weight,
-                    job.inverse[begin:end], unit_weight, sorted_labels, by_total, update, raw,
-                    job.first + begin, job.first + end,
+                    step, e[begin // SLAB * step.padded :], operand[which], largest[which], weight, inv[begin:end],
+                    unit_weight, sorted_labels, by_total, update, raw, first + begin, first + end,
                 )  # fmt: skip
 
-    given = (x, units, labels, None if b is None else b[:kept], 0)
     if kept:
         # Replacing rows of E by P is the only change to an input, and doing it twice is doing it once.
+        given = (x, units, labels, None if b is None else b[:kept], 0)
         _scores(step, kernels.SHARE.value, *given, shift=shift, out=exps, redo=redo)
-        gradients(exps, 0, _Job(0, kept, units, inverse), added=False, last=True)
-    for job in _prepared(_chunks(step, f, kept, chunk), step, weight, unit_weight):
-        given = (x, job.w, labels, None if b is None else b[job.first : job.last], job.first)
+        gradients(exps, 0, units, inverse, 0, kept)
+    some = min(chunk, C - kept)
+    spare, spare_inverse = _room(step, f, some)
+    shares = f.new_empty(slabs(N, some), dtype=step.kind)
+    for first, last in _ranges(kept, C, chunk):
+        w, inv = spare[: last - first], spare_inverse[: last - first]
+        _unit_rows(step, weight[first:last], unit_weight, w, inv)
+        given = (x, w, labels, None if b is None else b[first:last], first)
         _scores(step, kernels.SHARE.value, *given, shift=shift, out=shares)
-        gradients(shares, 1, job, added=job.first > kept, last=job.last == C)
+        gradients(shares, 1, w, inv, first, last)
     return df, db
 
 
