@@ -1,4 +1,4 @@
-"""An optimiser for the class weights that works inside the head's backward, so that no gradient of theirs exists."""
+"""An optimiser for the class weights that works inside the head's backward: no gradient of theirs ever exists."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ class FusedSGD(torch.optim.Optimizer):
         loss.backward()      # changes head.weight
         optimizer.step()     # says that this step is over
 
-    With C classes of d dimensions it saves 4·C·d bytes of gradient and the passes over them: 29 million classes of
-    512 dimensions, weight and momentum in float32, fit on one GPU of 139 GiB. The numbers are those of torch.optim.SGD
-    to rounding. `renormalize` puts every row back on the unit sphere afterwards.
+    With C classes of d dimensions it saves 4·C·d bytes of gradient and the passes over them: 29 million classes
+    of 512 dimensions, weight and momentum in float32, fit on one GPU of 139 GiB. The numbers are those of
+    torch.optim.SGD to rounding. `renormalize` puts every row back on the unit sphere afterwards.
 
-    Learning-rate schedulers and state_dict work as with any optimiser; the rate is read at backward, or, for replays
-    of a CUDA graph, at `step` and `zero_grad`. Give the head's other parameters, and the network's, to an optimiser of
-    their own.
+    Learning-rate schedulers and state_dict work as with any optimiser; the rate is read at backward, or, for
+    replays of a CUDA graph, at `step` and `zero_grad`. Give the head's other parameters, and the network's, to an
+    optimiser of their own.
 
-    What needs the gradient before the step cannot work: accumulation over several backward passes is refused, and so
-    is a weight that has an ordinary gradient besides. `clip_grad_norm_` does not see this weight, and a GradScaler's
-    scale would not be taken off again: use neither (bfloat16 needs no scaler). Not under torch.compile, and not under
-    DDP, where every process would make its own step.
+    What needs the gradient before the step cannot work: accumulation over several backward passes is refused, and
+    so is a weight that has an ordinary gradient besides. `clip_grad_norm_` does not see this weight, and a
+    GradScaler's scale would not be taken off again: use neither (bfloat16 needs no scaler). Not under
+    torch.compile, and not under DDP, where every process would make its own step.
     """
 
     def __init__(
@@ -98,8 +98,8 @@ class FusedSGD(torch.optim.Optimizer):
             raise ValueError("FusedSGD.step takes no closure: the weight changes at every backward.")
         if self.param_groups[0]["params"][0].grad is not None:
             raise RuntimeError(
-                "head.weight has received an ordinary gradient besides the head's own (a penalty on it, or a second "
-                "use of it), which FusedSGD would ignore. Use torch.optim.SGD."
+                "head.weight has received an ordinary gradient besides the head's own (a penalty on it, or a "
+                "second use of it), which FusedSGD would ignore. Use torch.optim.SGD."
             )
         self._waiting = False
         self._refresh()

@@ -150,10 +150,10 @@ def check_backend(
             double, single = (
                 there(f, weight, local, inside, bias, dtype=d) for d in (torch.float64, torch.float32)
             )
-            right = _outcome(dense_rivals, *double, unit_weight)
-            usual = _outcome(dense_rivals, *single, unit_weight)
-            ours = _outcome(backend, *single, unit_weight)
-            ours_double = _outcome(backend, *double, unit_weight) if float64 else right
+            right = _outcome(dense_rivals, double, unit_weight)
+            usual = _outcome(dense_rivals, single, unit_weight)
+            ours = _outcome(backend, single, unit_weight)
+            ours_double = _outcome(backend, double, unit_weight) if float64 else right
             for what, value in right.items():
                 size = value.abs().nan_to_num(posinf=0.0).max().item() if value.numel() else 0.0
                 size = size or 1.0  # of zeros; the logits are about 1 to 10
@@ -192,10 +192,9 @@ def _backend_cases() -> Iterator[tuple[str, tuple[Tensor, Tensor, Tensor, Tensor
     yield "large logits", (100 * normal(6, 4), normal(9, 4), local, None)
 
 
-def _outcome(
-    backend: Callable[..., Rivals], f: Any, weight: Any, local: Any, inside: Any, bias: Any, unit_weight: bool
-) -> dict[str, Tensor]:
+def _outcome(backend: Callable[..., Rivals], batch: list[Any], unit_weight: bool) -> dict[str, Tensor]:
     """All a backend returns, and the gradients of a fixed weighting of it."""
+    f, weight, local, inside, bias = batch
     leaves = {"df": f, "dW": weight} | ({} if bias is None else {"db": bias})
     leaves = {name: leaf.detach().clone().requires_grad_() for name, leaf in leaves.items()}
     found = backend(

@@ -45,7 +45,7 @@ class Scores(NamedTuple):
 
 
 def choose(backend: Backend, rows: int, classes: int, device: torch.device) -> tuple[Settings, str]:
-    """The settings of the backend that will run, and why. A named backend runs or raises; only "auto" may choose."""
+    """The settings of the backend that will run, and why. A named one runs or raises; only "auto" may choose."""
     if isinstance(backend, Settings):
         settings, why = backend, f"backend={backend} was asked for."
     elif backend == "auto":
@@ -70,9 +70,9 @@ def choose(backend: Backend, rows: int, classes: int, device: torch.device) -> t
             raise ValueError(f'backend="triton" cannot run here: {reason}. Use "auto" or "chunked".')
     elif settings.chunk is None:
         settings = replace(settings, chunk=chunk_for(rows, classes, device))
-    if settings.operands is None and device.type == "cuda" and torch.is_autocast_enabled("cuda"):
-        if isinstance(settings, Triton) or REDUCED_OPERANDS_WORK:
-            settings = replace(settings, operands=str(torch.get_autocast_dtype("cuda")).removeprefix("torch."))
+    reduced = isinstance(settings, Triton) or REDUCED_OPERANDS_WORK
+    if reduced and settings.operands is None and device.type == "cuda" and torch.is_autocast_enabled("cuda"):
+        settings = replace(settings, operands=str(torch.get_autocast_dtype("cuda")).removeprefix("torch."))
     return settings, why
 
 

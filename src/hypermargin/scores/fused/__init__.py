@@ -1,11 +1,11 @@
 """Rivals without the N×C matrix on NVIDIA GPUs: Triton kernels that do everything between the products in them.
 
-Three products are needed, rows × classes forward, and two backward. With E = exp z kept from the forward (2·N·C bytes
-in bfloat16) they are all there is: 6·N·C·d operations. Without it z is computed again, 8·N·C·d, in chunks of classes.
-`memory` says how much may be kept; anything in between is possible, classes are kept until it is used up.
+Three products are needed, rows × classes forward and two backward. With E = exp z kept from the forward (2·N·C
+bytes in bfloat16) they are all there is: 6·N·C·d operations. Without it z is computed again, 8·N·C·d, in chunks of
+classes. `memory` says how much may be kept; anything in between is possible: classes are kept until it is used up.
 
-`ops.py` has the order of the launches, `kernels.py` the kernels, `tiles.py` their sizes. Needs Triton; importing this
-file does not.
+`ops.py` has the order of the launches, `launch.py` each launch, `kernels.py` the kernels, `tiles.py` their sizes.
+They need Triton; importing this file does not.
 """
 
 from __future__ import annotations
@@ -31,17 +31,20 @@ TILE = 256  # chunks and what is kept are multiples of this many classes
 class Triton:
     """Settings of the fused backend, for `backend=Triton(…)`.
 
-    - memory: megabytes a step may take beyond weight and gradients; what the chunks leave is used to keep exp z from
-      the forward to the backward, which saves computing it again. 0 keeps nothing.
-    - operands: dtype of the matrix products' operands, summed in float32: "bfloat16", "float16" (more exact; nothing
-      is kept, since exp z needs bfloat16's range) or "float32" (three products of TF32 for one, as exact as float32).
-      By default autocast's dtype, and float32 without autocast.
+    - memory: megabytes a step may take beyond weight and gradients; what the chunks leave is used to keep exp z
+      from the forward to the backward, which saves computing it again. 0 keeps nothing.
+    - operands: dtype of the matrix products' operands, summed in float32: "bfloat16"; "float16", more exact, with
+      which nothing is kept, since exp z needs bfloat16's range; or "float32", three products of TF32 for one, as
+      exact as float32. By default autocast's dtype, and float32 without autocast.
     - chunk: classes a chunk, a multiple of 256; by default chosen from the number of rows
+    - tune: measure which tiles are fastest on this GPU for such calls, once (some seconds), and keep the answer in
+      ~/.cache/hypermargin. Without it, tiles tuned on an H200.
     """
 
     memory: float = 4096
     operands: str | None = None
     chunk: int | None = None
+    tune: bool = False
 
     def __post_init__(self) -> None:
         checks.in_range("Triton(memory=…)", self.memory, 0.0, math.inf)
@@ -53,7 +56,7 @@ class Triton:
                 raise ValueError(f"Triton(chunk=…) must be a multiple of {TILE}; got {self.chunk}.")
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def why_not(device: torch.device) -> str:
     """Why the fused backend cannot run on a device; empty if it can."""
     if importlib.util.find_spec("triton") is None:
@@ -110,8 +113,8 @@ def fused_rivals(
 ) -> Rivals:
     """Rivals of `f` (N, d) among `weight` (C, d); see `dense_rivals` for the arguments.
 
-    The weight's gradient goes to `update`, if given; else, as in Megatron, it is added to `weight.main_grad`, if there
-    is such a float32 tensor; else it is returned to autograd.
+    The weight's gradient goes to `update`, if given; else, as in Megatron, it is added to `weight.main_grad`, if
+    there is such a float32 tensor; else it is returned to autograd.
     """
     sink = update if update is not None else getattr(weight, "main_grad", None)
     if isinstance(sink, Tensor) and (sink.shape != weight.shape or sink.dtype != torch.float32):
@@ -125,14 +128,30 @@ def fused_rivals(
         )
     local = local if inside is None else local.masked_fill(~inside, -1)  # in no tile
     cut = plan(f.shape[0], weight.shape[0], f.shape[1], settings)
+    if settings.tune and f.is_cuda and not torch.compiler.is_compiling():
+        from hypermargin.scores.fused.tune import ensure_tuned
+
+        ensure_tuned(f.shape[0], f.shape[1], cut.operands, f.device)
     will_learn = torch.is_grad_enabled() and (f.requires_grad or weight.requires_grad)
     kept = cut.kept if will_learn and not hardest else 0
     if sink is not None and torch.compiler.is_compiling():
         raise RuntimeError(
             "FusedSGD and weight.main_grad work in eager mode and CUDA graphs, not under torch.compile."
         )
+    if sink is not None and not weight.is_contiguous():
+        raise ValueError("FusedSGD and weight.main_grad need a contiguous weight; call .contiguous() on it first.")
     rows, rivals, total, largest, *_ = _Node.apply(
-        f, weight.contiguous(), bias, local, unit_weight, rival_sum, hardest, cut.chunk, kept, cut.operands, sink
+        f.contiguous(),
+        weight.contiguous(),
+        bias,
+        local,
+        unit_weight,
+        rival_sum,
+        hardest,
+        cut.chunk,
+        kept,
+        cut.operands,
+        sink,
     )
     sums = sum_of_rivals(f, total, rows, local, bias) if rival_sum else None
     return Rivals(rows, rivals, sums, largest if hardest else None)
@@ -161,7 +180,7 @@ class _Node(torch.autograd.Function):
     def backward(
         ctx: Any, by_rows: Tensor | None, by_rivals: Tensor | None, by_total: Tensor | None, *_: None
     ) -> tuple[Any, ...]:
-        from hypermargin.scores.fused import ops
+        from hypermargin.scores.fused import launch, ops
 
         unit_weight, want_total, _, chunk, _, operands, sink = ctx.settings
         options = sink.begin() if isinstance(sink, FusedSGD) else {}
@@ -181,9 +200,9 @@ class _Node(torch.autograd.Function):
             )
         elif sink is not None and needed[1]:
             if isinstance(sink, FusedSGD):
-                update = ops.Update(ops.SGD, weight, **options)
+                update = launch.Update(launch.SGD, weight, **options)
             else:
-                update = ops.Update(ops.ADD, sink)
+                update = launch.Update(launch.ADD, sink)
             df, db = ops.backward_into(*given, chunk, operands, needed[0], needed[2], update)
             torch.autograd.graph.increment_version(update.out)
             grads = (df, None, db)

@@ -1,8 +1,8 @@
 """The Triton kernels of the fused backend. Every matrix they read as a tile is one that `ops.py` laid out.
 
-Logits are in units of ln 2 (the features come multiplied by log2 e), so that exp is exp2. Tiles are read and written
-through tensor descriptors: past the edge they read zeros and write nothing. Offsets into tensors as large as the
-weight are 64 bits wide. Nothing is added with atomics, so the same input gives the same bits.
+Logits are in units of ln 2 (the features come multiplied by log2 e), so that exp is exp2. Tiles are read and
+written through tensor descriptors: past the edge they read zeros and write nothing. Offsets into tensors as large
+as the weight are 64 bits wide. Nothing is added with atomics, so the same input gives the same bits.
 
 E, rows × classes, is kept in slabs of SLAB classes, all (padded) rows of a slab together: a column of tiles is then
 one stretch of memory, where rows a million classes long would put every line of a tile on another page.
@@ -10,15 +10,8 @@ one stretch of memory, where rows a million classes long would put every line of
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
-
-# Triton's own functions carry no types that mypy could check inside a kernel.
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,operator,index,assignment,call-overload,attr-defined"
-
-Kernel = Any
 
 SLAB = tl.constexpr(256)
 
@@ -392,12 +385,12 @@ def factors(
         row = first + tl.arange(0, ROWS)[:, None] * M + tl.arange(0, M)[None, :]
         there = row < N
         R = tl.load(rivals + row, there, 0.0)
-        g = tl.where(R == -float("inf"), 0.0, tl.load(by_rivals + row, there, 0.0))
+        g = tl.where(-float("inf") == R, 0.0, tl.load(by_rivals + row, there, 0.0))
         outside = ((R < LOW) | (R > HIGH)).to(tl.int32)
         replaced = tl.max(outside, 1)[:, None] != 0
         log_share = tl.log(tl.abs(g)) - lift * 0.6931471805599453
         log = tl.where(replaced, log_share, log_share - R)
-        tl.store(shift + row, tl.where(R == -float("inf"), float("inf"), R * 1.4426950408889634 - lift), there)
+        tl.store(shift + row, tl.where(-float("inf") == R, float("inf"), R * 1.4426950408889634 - lift), there)
         tl.store(redo + row, outside, there)
         sign = tl.where(g < 0, -1.0, 1.0)
         tl.store(roots + row, log, there)

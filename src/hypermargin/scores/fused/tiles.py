@@ -47,6 +47,28 @@ def processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
 
 
+@dataclass(frozen=True)
+class Key:
+    """What tiles depend on: rows (a power of two), dimension, bytes of an operand's element, device."""
+
+    rows: int
+    d: int
+    element: int
+    device: torch.device
+
+    def words(self) -> str:
+        """For the file in which measured tiles are kept."""
+        return f"{self.rows} rows, d = {self.d}, {8 * self.element} bits"
+
+
+MEASURED: dict[Key, Tiles] = {}  # filled by tune.py
+
+
+def key_of(rows: int, d: int, element: int, device: torch.device) -> Key:
+    """The bin a call falls into."""
+    return Key(min(max(power(rows), 64), 4096), d, element, device)
+
+
 def power(n: int, least: int = 16) -> int:
     """The next power of two."""
     return max(1 << (n - 1).bit_length(), least)
@@ -54,6 +76,9 @@ def power(n: int, least: int = 16) -> int:
 
 def tiles_for(rows: int, d: int, element: int, device: torch.device) -> Tiles:
     """Tuned on an H200 for d of 128, 256, 512 and 1024; other dimensions take the next."""
+    measured = MEASURED.get(key_of(rows, d, element, device)) if MEASURED else None
+    if measured is not None:
+        return measured
     wide = power(d)
     if element == 4:  # float32 operands: three products each, so half the tile
         chosen = Tiles(
