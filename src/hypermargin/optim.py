@@ -54,10 +54,18 @@ class FusedSGD(torch.optim.Optimizer):
             raise ValueError(f"FusedSGD needs a float32 head.weight; got {head.weight.dtype}.")
         settings = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
         super().__init__([head.weight], settings | {"nesterov": nesterov, "renormalize": renormalize})
+        self._begin_anew()
+        head.fused_optimizer = self
+
+    def _begin_anew(self) -> None:
+        """Nothing under way, nothing on the device: as a new optimiser or a copy begins."""
         self._on_device: Tensor | None = None
         self._numbers: tuple[float, ...] = ()
         self._waiting = False
-        head.fused_optimizer = self
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._begin_anew()
 
     def begin(self) -> dict[str, Any]:
         """What the backward needs for its update of the weight; refuses a second one before `step`."""

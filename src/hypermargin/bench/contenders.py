@@ -18,6 +18,7 @@ from torch import Tensor
 
 from hypermargin.functional import margin_softmax
 from hypermargin.margins import ArcFace, SphereFace
+from hypermargin.scores.fused import Triton, why_not
 
 SCALE, M = 64.0, 0.5
 
@@ -62,9 +63,14 @@ class Contender:
     cuda: bool = False  # needs a GPU
     margin: bool = True
     torch_name: str = ""  # torch.nn.functional.<this> must exist
+    fused: bool = False  # needs Triton and a GPU that it serves
+    graph: bool = False  # the whole step is replayed as a CUDA graph
 
     def absent(self, device: str) -> str:
         """Why it cannot run here; empty if it can."""
+        reason = why_not(torch.device(device)) if self.fused else ""
+        if reason:
+            return str(reason)
         if self.cuda and device != "cuda":
             return "needs a GPU"
         if self.package and importlib.util.find_spec(self.package) is None:
@@ -79,6 +85,20 @@ def _ours(backend: str) -> Callable[[Problem], Loss]:
         return lambda: margin_softmax(p.x, p.W, p.y, ArcFace(M), scale=SCALE, backend=backend, check=False)
 
     return build
+
+
+def fused(settings: Triton) -> Callable[[Problem], Loss]:
+    """Ours by the fused backend."""
+
+    def build(p: Problem) -> Loss:
+        return lambda: margin_softmax(p.x, p.W, p.y, ArcFace(M), scale=SCALE, backend=settings, check=False)
+
+    return build
+
+
+def _compiled_whole(build: Callable[[Problem], Loss]) -> Callable[[Problem], Loss]:
+    # Each size is compiled for itself: what is kept depends on it, and a graph has one size anyway.
+    return lambda p: torch.compile(build(p), fullgraph=True, dynamic=False)
 
 
 def _ours_free(p: Problem) -> Loss:
@@ -194,7 +214,21 @@ def floor(p: Problem) -> Callable[[], None]:
     return run
 
 
+_KEPT, _WITHIN = fused(Triton(memory=16384)), fused(Triton(memory=480))
+_HALF = fused(Triton(memory=0, operands="float16"))
+_TRITON: dict[str, Any] = {"cuda": True, "fused": True}
 CONTENDERS = [
+    Contender("hypermargin triton, exp z kept", _KEPT, **_TRITON),
+    Contender("hypermargin triton, within 480 MB", _WITHIN, **_TRITON),
+    Contender("hypermargin triton, float16 operands", _HALF, **_TRITON),
+    Contender("hypermargin triton, exp z kept, as a CUDA graph", _KEPT, graph=True, **_TRITON),
+    Contender("hypermargin triton, within 480 MB, as a CUDA graph", _WITHIN, graph=True, **_TRITON),
+    Contender(
+        "hypermargin triton, exp z kept, torch.compile and CUDA graph",
+        _compiled_whole(_KEPT),
+        graph=True,
+        **_TRITON,
+    ),
     Contender("hypermargin chunked", _ours("chunked")),
     Contender("hypermargin dense", _ours("dense")),
     Contender("torch.compile of hypermargin dense", _compiled(_ours("dense"))),

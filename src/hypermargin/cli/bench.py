@@ -29,7 +29,7 @@ def head(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     precision: Annotated[str, typer.Option(help="float32, or bfloat16 or float16 by autocast.")] = "float32",
     rounds: Annotated[int, typer.Option(help="Interleaved rounds to time.", min=1)] = 5,
-    only: Annotated[str, typer.Option(help="Only the contenders whose name contains this.")] = "",
+    only: Annotated[str, typer.Option(help="Only contenders whose name contains this; several: a,b,c.")] = "",
     growth_to: Annotated[int, typer.Option(help="Also our cost a class up to so many classes; 0: no.")] = 0,
     sweep_to: Annotated[int, typer.Option(help="Also all against C up to so many classes, with a picture.")] = 0,
     out: Annotated[Path | None, typer.Option(help="A folder for the JSON, the Markdown and the picture.")] = None,
@@ -41,6 +41,7 @@ def head(
       hypermargin bench head --rows 256 --classes 20000
       hypermargin bench head --classes 100000 --growth-to 400000 --sweep-to 100000 --out results
       hypermargin bench head --device cuda --precision bfloat16 --rows 1024 --classes 1000000
+      hypermargin bench head --only "chunked,textbook"
     """
     from hypermargin import checks
     from hypermargin.bench.head import as_markdown, run
@@ -53,6 +54,25 @@ def head(
             rows, classes, dim, device=device, precision=precision, rounds=rounds,
             only=only, growth_to=growth_to, sweep_to=sweep_to, out=out, say=say,
         )  # fmt: skip
+    typer.echo(as_markdown(result))
+
+
+@bench.command()
+def fused(
+    rounds: Annotated[int, typer.Option(help="Interleaved rounds to time.", min=1)] = 20,
+    out: Annotated[Path | None, typer.Option(help="A folder for the JSON and the Markdown.")] = None,
+) -> None:
+    """The fused backend on this GPU beside what the GPU can do: routes, kernels, growth, memory, precision.
+
+    \b
+    Examples:
+      hypermargin bench fused
+      hypermargin bench fused --out results
+    """
+    from hypermargin.bench.fused import as_markdown, run
+
+    with plain_errors(), _saying() as say:
+        result = run(out, say, rounds=rounds)
     typer.echo(as_markdown(result))
 
 

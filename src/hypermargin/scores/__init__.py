@@ -55,10 +55,14 @@ def choose(backend: Backend, rows: int, classes: int, device: torch.device) -> t
             settings = Dense()
             why = f"{logits} are at most {most:,} logits: holding them costs less than recomputing."
         else:
-            fused = device.type == "cuda" and not why_not(device)
+            reduced = device.type == "cuda" and torch.is_autocast_enabled("cuda")
+            fused = reduced and not why_not(device)
             settings = Triton() if fused else Chunked()
-            how = "computed in tiles" if fused else "computed in blocks"
-            why = f"{logits} are more than {most:,} logits: {how}, never held."
+            why = (
+                f"{logits} are more than {most:,} logits: computed in {'tiles' if fused else 'blocks'}, never held."
+            )
+            if device.type == "cuda" and not reduced:
+                why += " (Under autocast it would be triton; blocks are faster with float32 operands.)"
     else:
         checks.one_of("backend", backend, ("auto", *BACKENDS))
         settings, why = BACKENDS[backend](), f"backend={backend!r} was asked for."
