@@ -180,7 +180,8 @@ def scores_of(
     checks.row_scale(scale, rows)
     both = [labels] if mix is None else [labels, mix[0]]
     y = torch.stack([each.long() for each in both], 1)
-    settings, _ = choose(backend, rows, classes, features.device)  # here, where autocast can be seen
+    wide = wide_dtype(features, weight)
+    settings, _ = choose(backend, rows, classes, features.device, wide)  # here, where autocast can be seen
     is_used = (y != ignore_index).all(1)
     all_used = False
     if checks.wanted(check, features, labels):
@@ -192,12 +193,11 @@ def scores_of(
     counts = None if all_used else is_used
 
     with full_precision(features):
-        dtype = wide_dtype(features, weight)
-        x = widen(features, dtype)
+        x = widen(features, wide)
         if counts is not None:
             y = y.masked_fill(~counts.unsqueeze(1), 0)
             x = x.masked_fill(~counts.unsqueeze(1), 0.0)  # keeps NaN of ignored rows out
-        b = None if bias is None else widen(bias, dtype)
+        b = None if bias is None else widen(bias, wide)
         f, direction, length = scaled(x, weight, scale, unit_features=unit_features, unit_weight=unit_weight)
         found = scores(
             f,

@@ -32,7 +32,8 @@ class FusedSGD(torch.optim.Optimizer):
     What needs the gradient before the step cannot work: accumulation over several backward passes is refused, and
     so is a weight that has an ordinary gradient besides. `clip_grad_norm_` does not see this weight, and a
     GradScaler's scale would not be taken off again: use neither (bfloat16 needs no scaler). Not under
-    torch.compile, and not under DDP, where every process would make its own step.
+    torch.compile, and not under DDP, where every process would make its own step. Every backward through a loss
+    made in training mode takes the step, torch.autograd.grad by the features alone too: use head.eval() for those.
     """
 
     def __init__(
@@ -67,28 +68,44 @@ class FusedSGD(torch.optim.Optimizer):
         super().__setstate__(state)
         self._begin_anew()
 
-    def begin(self) -> dict[str, Any]:
-        """What the backward needs for its update of the weight; refuses a second one before `step`."""
+    def refuse_a_second(self) -> None:
+        """A second backward before `step` would be accumulation."""
         if self._waiting:
             raise RuntimeError(
                 "a second backward before FusedSGD.step(): the first has already changed head.weight, so gradients "
                 "cannot be accumulated. Call step() after every backward, or use torch.optim.SGD."
             )
-        self._waiting = not torch.cuda.is_available() or not torch.cuda.is_current_stream_capturing()
+
+    def begin(self) -> dict[str, Any]:
+        """What the backward needs for its update of the weight."""
         group = self.param_groups[0]
         (weight,) = group["params"]
+        if weight.dtype != torch.float32:
+            raise ValueError(f"FusedSGD needs a float32 head.weight; got {weight.dtype}.")
         state = self.state[weight]
+        recording = weight.is_cuda and torch.cuda.is_current_stream_capturing()
+        if recording and (self._on_device is None or (group["momentum"] and "momentum_buffer" not in state)):
+            raise RuntimeError(
+                "make one step with FusedSGD before recording a CUDA graph: its state must exist first."
+            )
         if group["momentum"] and "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(weight, requires_grad=False)
+        momentum = state["momentum_buffer"] if group["momentum"] else None
+        if momentum is not None and (momentum.device != weight.device or momentum.shape != weight.shape):
+            raise ValueError(
+                f"FusedSGD's momentum is {tuple(momentum.shape)} on {momentum.device}, but head.weight is "
+                f"{tuple(weight.shape)} on {weight.device}. Move or change the head before making its optimiser."
+            )
         if self._on_device is None or self._on_device.device != weight.device:
             self._on_device, self._numbers = torch.zeros(3, device=weight.device), ()
-        self._refresh()
-        return {
-            "momentum": state.get("momentum_buffer") if group["momentum"] else None,
-            "settings": self._on_device,
-            "nesterov": group["nesterov"],
-            "renormalize": group["renormalize"],
-        }
+        if not recording:  # or every replay would put back today's rate
+            self._refresh()
+        options = {"nesterov": group["nesterov"], "renormalize": group["renormalize"]}
+        return {"momentum": momentum, "settings": self._on_device, **options}
+
+    def wait_for_step(self) -> None:
+        """The weight has been changed. Recording a graph changes nothing yet."""
+        self._waiting = not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
 
     def _refresh(self) -> None:
         """Rate, momentum and decay to the device, if they have changed; fill_ does not wait for it."""
@@ -111,6 +128,14 @@ class FusedSGD(torch.optim.Optimizer):
             )
         self._waiting = False
         self._refresh()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Also of torch.optim.SGD, if it did the same."""
+        for group in state_dict["param_groups"]:
+            if group.get("dampening") or group.get("maximize"):
+                raise ValueError("FusedSGD knows neither dampening nor maximize, with which this state was made.")
+        super().load_state_dict(state_dict)
+        self.param_groups[0].setdefault("renormalize", False)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As with any optimiser; also reads the learning rate, for replays of a CUDA graph."""

@@ -160,10 +160,8 @@ def check_backend(
                 off = _distance(ours_double[what], value)
                 if off > 1e-9 * size:
                     problems.append(f"{setting}: {what} is off by {off:.3g} in float64")
-                off, allowed = (
-                    _distance(ours[what], value),
-                    float32_factor * _distance(usual[what], value) + 1e-6 * size,
-                )
+                off = _distance(ours[what], value)
+                allowed = float32_factor * _distance(usual[what], value) + 1e-6 * size
                 if off > allowed:
                     problems.append(f"{setting}: {what} is off by {off:.3g} in float32, allowed {allowed:.3g}")
     if problems:

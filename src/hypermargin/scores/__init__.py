@@ -44,7 +44,9 @@ class Scores(NamedTuple):
     hardest: Tensor | None  # (N,)    maximum of the same z, without gradient, if asked for
 
 
-def choose(backend: Backend, rows: int, classes: int, device: torch.device) -> tuple[Settings, str]:
+def choose(
+    backend: Backend, rows: int, classes: int, device: torch.device, dtype: torch.dtype = torch.float32
+) -> tuple[Settings, str]:
     """The settings of the backend that will run, and why. A named one runs or raises; only "auto" may choose."""
     if isinstance(backend, Settings):
         settings, why = backend, f"backend={backend} was asked for."
@@ -55,7 +57,7 @@ def choose(backend: Backend, rows: int, classes: int, device: torch.device) -> t
             settings = Dense()
             why = f"{logits} are at most {most:,} logits: holding them costs less than recomputing."
         else:
-            reduced = device.type == "cuda" and torch.is_autocast_enabled("cuda")
+            reduced = device.type == "cuda" and torch.is_autocast_enabled("cuda") and dtype == torch.float32
             fused = reduced and not why_not(device)
             settings = Triton() if fused else Chunked()
             why = (
@@ -118,7 +120,7 @@ def scores(
     `labels` are global class ids. With `total` given, `weight` is the slice of that many classes that starts at
     `class_start`. `direction` is f/|f|, if the caller has it. `update` takes the weight's gradient.
     """
-    settings, _ = choose(backend, f.shape[0], weight.shape[0], f.device)
+    settings, _ = choose(backend, f.shape[0], weight.shape[0], f.device, f.dtype)
     if update is not None and not isinstance(settings, Triton):
         raise ValueError(f'FusedSGD needs backend="triton"; got {backend!r}.')
     local = labels if labels.dim() == 2 else labels.unsqueeze(1)

@@ -24,6 +24,7 @@ from hypermargin.optim import FusedSGD
 from hypermargin.scores.dense import Rivals, differentiable_gradients, sum_of_rivals
 
 OPERANDS = ("float32", "bfloat16", "float16")
+OUTSIDE = -(2**30)  # the label of a row whose class is in another slice
 TILE = 256  # chunks and what is kept are multiples of this many classes
 
 
@@ -31,11 +32,12 @@ TILE = 256  # chunks and what is kept are multiples of this many classes
 class Triton:
     """Settings of the fused backend, for `backend=Triton(…)`.
 
-    - memory: megabytes a step may take beyond weight and gradients; what the chunks leave is used to keep exp z
-      from the forward to the backward, which saves computing it again. 0 keeps nothing.
+    - memory: megabytes for exp z and for the weight's operands, beyond weight and gradients: what the chunks leave
+      is used to keep exp z from the forward to the backward, which saves computing it again. 0 keeps nothing.
     - operands: dtype of the matrix products' operands, summed in float32: "bfloat16"; "float16", more exact, with
-      which nothing is kept, since exp z needs bfloat16's range; or "float32", three products of TF32 for one, as
-      exact as float32. By default autocast's dtype, and float32 without autocast.
+      which nothing is kept, since exp z needs bfloat16's range, and scaled features beyond 45,000 saturate; or
+      "float32", three products of TF32 for one, as exact as float32. By default autocast's dtype, and float32
+      without autocast.
     - chunk: classes a chunk, a multiple of 256; by default chosen from the number of rows
     - tune: measure which tiles are fastest on this GPU for such calls, once (some seconds), and keep the answer in
       ~/.cache/hypermargin. Without it, tiles tuned on an H200.
@@ -59,14 +61,16 @@ class Triton:
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def why_not(device: torch.device) -> str:
     """Why the fused backend cannot run on a device; empty if it can."""
-    if importlib.util.find_spec("triton") is None:
+    try:
+        if importlib.util.find_spec("triton.tools.tensor_descriptor") is None:
+            return "it needs Triton 3.4 or newer, which comes with torch 2.8"
+    except ImportError:
         return "Triton is not installed (it comes with torch's CUDA builds; else pip install triton)"
-    if importlib.util.find_spec("triton.tools.tensor_descriptor") is None:
-        return "it needs Triton 3.4 or newer, which comes with torch 2.8"
     if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1":
         return ""
-    if device.type != "cuda":
-        return f"it runs on NVIDIA GPUs, and the tensors are on {device.type}"
+    if device.type != "cuda" or not torch.cuda.is_available():
+        found = "there is none" if device.type == "cuda" else f"the tensors are on {device.type}"
+        return f"it runs on NVIDIA GPUs, and {found}"
     if torch.version.hip or torch.cuda.get_device_capability(device)[0] < 9:
         return "it needs an NVIDIA GPU of compute capability 9.0 or newer (H100)"
     return ""
@@ -84,18 +88,18 @@ class Plan:
 def plan(rows: int, classes: int, dim: int, settings: Triton) -> Plan:
     """How much of exp z is kept, and how the rest is cut."""
     operands = settings.operands or "float32"
-    size = 4 if operands == "float32" else 2
-    most = -(-classes // TILE) * TILE
-    # Large enough that a chunk's kernels outlast their launches, small beside any weight that needs chunks.
+    # Large enough that a chunk's kernels outlast their launches, small beside any weight that needs chunks; a grid
+    # has at most 65,535 blocks in its second dimension.
     chunk = settings.chunk or min(max(2**27 // max(rows, 1) // TILE * TILE, TILE * 16), TILE * 512)
-    chunk = min(chunk, most)
+    chunk = min(chunk, -(-classes // TILE) * TILE, 2**22)
     if operands == "float16":
         return Plan(chunk, 0, operands)
+    size = 4 if operands == "float32" else 2
+    a_class = size * (-(-rows // 128) * 128 + -(-dim // 16) * 16)  # of E and of the weight's operand, as padded
     room = int(min(settings.memory, 2**30) * 2**20)
-    if room >= size * classes * (rows + dim):
+    if room >= classes * a_class:
         return Plan(chunk, classes, operands)
-    kept = (room - size * chunk * (rows + dim)) // (size * (rows + dim)) // TILE * TILE
-    return Plan(chunk, max(kept, 0), operands)
+    return Plan(chunk, max(room // a_class - chunk, 0) // TILE * TILE, operands)
 
 
 def fused_rivals(
@@ -117,16 +121,23 @@ def fused_rivals(
     there is such a float32 tensor; else it is returned to autograd.
     """
     sink = update if update is not None else getattr(weight, "main_grad", None)
-    if isinstance(sink, Tensor) and (sink.shape != weight.shape or sink.dtype != torch.float32):
+    if isinstance(sink, Tensor) and not (
+        sink.shape == weight.shape
+        and sink.dtype == torch.float32
+        and sink.device == weight.device
+        and sink.is_contiguous()
+    ):
         raise ValueError(
-            f"weight.main_grad must be float32 and have the weight's shape {tuple(weight.shape)}; "
-            f"got {sink.dtype}, {tuple(sink.shape)}."
+            f"weight.main_grad must be contiguous, float32, on {weight.device}, of the weight's shape "
+            f"{tuple(weight.shape)}; got {sink.dtype}, {sink.device}, {tuple(sink.shape)}, strides {sink.stride()}."
         )
+    if update is not None and update.param_groups[0]["params"][0] is not weight:
+        raise ValueError("update=FusedSGD(…) belongs to another weight. Make a new one for the head as it is now.")
     if f.dtype != torch.float32:
         raise ValueError(
             f'backend="triton" computes in float32; got features or weight in {f.dtype}. Use "chunked" or "dense".'
         )
-    local = local if inside is None else local.masked_fill(~inside, -1)  # in no tile
+    local = local if inside is None else local.masked_fill(~inside, OUTSIDE)  # in no tile
     cut = plan(f.shape[0], weight.shape[0], f.shape[1], settings)
     if settings.tune and f.is_cuda and not torch.compiler.is_compiling():
         from hypermargin.scores.fused.tune import ensure_tuned
@@ -171,9 +182,9 @@ class _Node(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         f, weight, bias, local, *ctx.settings = inputs
-        _, rivals, _, largest, exps, units, inverse = output
-        ctx.save_for_backward(f, weight, bias, local, rivals, exps, units, inverse)
-        ctx.mark_non_differentiable(largest, exps, units, inverse)
+        _, rivals, _, largest, *kept = output
+        ctx.save_for_backward(f, weight, bias, local, rivals, *kept)
+        ctx.mark_non_differentiable(largest, *kept)
         ctx.set_materialize_grads(False)  # or autograd would make zeros as large as what was kept
 
     @staticmethod
@@ -183,13 +194,16 @@ class _Node(torch.autograd.Function):
         from hypermargin.scores.fused import launch, ops
 
         unit_weight, want_total, _, chunk, _, operands, sink = ctx.settings
-        options = sink.begin() if isinstance(sink, FusedSGD) else {}
-        f, weight, bias, local, rivals, exps, units, inverse = ctx.saved_tensors
+        if isinstance(sink, FusedSGD):
+            sink.refuse_a_second()
+        f, weight, bias, local, rivals, rivals2, exps, units, inverse = ctx.saved_tensors
         by_rows = f.new_zeros(*local.shape, f.shape[1]) if by_rows is None else by_rows
         by_rivals = torch.zeros_like(rivals) if by_rivals is None else by_rivals
         by_total = by_total if want_total else None  # torch.compile may hand in an empty one
         needed = ctx.needs_input_grad[:3]
-        given = (f, weight, bias, local, rivals, exps, units, inverse, by_rows, by_rivals, by_total, unit_weight)
+        given = (
+            f, weight, bias, local, rivals, rivals2, exps, units, inverse, by_rows, by_rivals, by_total, unit_weight
+        )  # fmt: skip
         grads: tuple[Tensor | None, ...]
         if torch.is_grad_enabled():
             if sink is not None:
@@ -200,11 +214,13 @@ class _Node(torch.autograd.Function):
             )
         elif sink is not None and needed[1]:
             if isinstance(sink, FusedSGD):
-                update = launch.Update(launch.SGD, weight, **options)
+                update = launch.Update(launch.SGD, weight, **sink.begin())
             else:
                 update = launch.Update(launch.ADD, sink)
             df, db = ops.backward_into(*given, chunk, operands, needed[0], needed[2], update)
             torch.autograd.graph.increment_version(update.out)
+            if isinstance(sink, FusedSGD):
+                sink.wait_for_step()
             grads = (df, None, db)
         else:
             run = ops.backward_op if torch.compiler.is_compiling() else ops.backward

@@ -44,7 +44,8 @@ def operands(
             length = tl.sqrt(tl.sum(scaled * scaled, 1))
             length = tl.where(length > 0, length, float("inf"))
             w = scaled / length[:, None]
-            tl.store(inverse + row, 1.0 / (length * tl.where(largest > 0, largest, 1.0)), row < rows)
+            one = 1.0 / (length * tl.where(largest > 0, largest, 1.0))
+            tl.store(inverse + row, tl.minimum(one, 3.4028234e38), row < rows)
         else:
             w = tl.clamp(w, -LIMIT, LIMIT, propagate_nan=tl.PropagateNan.ALL)
         if TOTAL:
@@ -70,14 +71,15 @@ def _score_tile(
     column = first + tl.arange(0, B)
     if BIAS:
         z += tl.load(bias + column, column < C, 0.0)[None, :]
-    masked = tl.where(first + B > C, 1, 0)
+    masked = tl.where((first + B > C) | (tl.program_id(0) * M + M > N), 1, 0)
     for k in tl.static_range(K):
         y = tl.load(labels + rows * K + k, here, -1) - start
         masked += tl.sum(((y >= first) & (y < first + B)).to(tl.int32), 0)
-    if masked > 0:  # few tiles hold a label
+    if masked > 0:  # few tiles hold a label or reach over an edge
+        z = tl.where(here[:, None] & (column < C)[None, :], z, -float("inf"))
         for k in tl.static_range(K):
             y = tl.load(labels + rows * K + k, here, -1) - start
-            z = tl.where((column[None, :] == y[:, None]) | (column >= C)[None, :], -float("inf"), z)
+            z = tl.where(column[None, :] == y[:, None], -float("inf"), z)
     at = (tl.zeros((M,), tl.int64) + block) * N + rows
     if MODE == TOP:
         top = tl.max(z, 1)
@@ -133,24 +135,39 @@ def mark(sums, redo, N, blocks, LOW: tl.constexpr, HIGH: tl.constexpr, M: tl.con
 
 
 @triton.jit
-def combine(sums, tops, rivals, hardest, N, blocks, M: tl.constexpr, B: tl.constexpr):
-    """ln Σ over the tiles of sum·2^top, and the largest top·ln 2; −inf for a row without rivals."""
+def combine(
+    sums, tops, top_so_far, sum_so_far, rivals, rivals2, hardest, N, blocks,
+    FIRST: tl.constexpr, M: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
+    """Σ of sum·2^top over the tiles so far, as top and sum; its logarithm, natural and in base 2; the largest top.
+
+    The backward subtracts the one in base 2: a row with one rival far above the others then has P = 1 exactly.
+    """
     rows = tl.program_id(0) * M + tl.arange(0, M)
+    here = rows < N
     top = tl.full((M,), -float("inf"), tl.float32)
+    before = tl.zeros((M,), tl.float32)
+    if not FIRST:
+        top, before = tl.load(top_so_far + rows, here, -float("inf")), tl.load(sum_so_far + rows, here, 0.0)
     total = tl.zeros((B, M), tl.float32)
     for first in range(0, blocks, B):
         block = first + tl.arange(0, B)
         at = block.to(tl.int64)[:, None] * N + rows[None, :]
-        there = (block < blocks)[:, None] & (rows < N)[None, :]
+        there = (block < blocks)[:, None] & here[None, :]
         t = tl.load(tops + at, there, -float("inf"))
         new = tl.maximum(top, tl.max(t, 0))
         finite = tl.where(new == -float("inf"), 0.0, new)
+        before *= tl.exp2(top - finite)
         total = total * tl.exp2(top - finite)[None, :]
         total += tl.load(sums + at, there, 0.0) * tl.exp2(t - finite[None, :])
         top = new
-    r = tl.where(top == -float("inf"), 0.0, top) + tl.log2(tl.sum(total, 0))
-    tl.store(rivals + rows, r * 0.6931471805599453, rows < N)
-    tl.store(hardest + rows, top * 0.6931471805599453, rows < N)
+    all_of_it = before + tl.sum(total, 0)
+    tl.store(top_so_far + rows, top, here)
+    tl.store(sum_so_far + rows, all_of_it, here)
+    r = tl.where(top == -float("inf"), 0.0, top) + tl.log2(all_of_it)
+    tl.store(rivals + rows, r * 0.6931471805599453, here)
+    tl.store(rivals2 + rows, r, here)
+    tl.store(hardest + rows, top * 0.6931471805599453, here)
 
 
 @triton.jit
@@ -320,6 +337,8 @@ def finish_rows(
             g = g + keep * v if NESTEROV else v
         w -= rate * g
         if RENORM:
+            largest = tl.max(tl.abs(w), 1)
+            w = w / tl.where(largest > 0, largest, 1.0)[:, None]
             length = tl.sqrt(tl.sum(w * w, 1))
             w = w / tl.where(length > 0, length, 1.0)[:, None]
         tl.store(weight + at, w.to(weight.dtype.element_ty), there)
@@ -341,12 +360,15 @@ def column_sums(e, factor, half, out, N, padded, C, R: tl.constexpr):
 
 
 @triton.jit
-def label_rows(weight, labels, out, d, UNIT: tl.constexpr, D: tl.constexpr):
-    """w̃ of one label; labels outside the slice get that of class 0."""
+def label_rows(weight, labels, out, C, d, UNIT: tl.constexpr, OUTSIDE: tl.constexpr, D: tl.constexpr):
+    """w̃ of one label; of class 0 where the label is OUTSIDE the slice; NaN where there is no such class."""
     at = tl.arange(0, D)
     row = tl.program_id(0).to(tl.int64)
-    label = tl.maximum(tl.load(labels + row), 0).to(tl.int64)
-    w = tl.load(weight + label * d + at, at < d, 0.0).to(tl.float32)
+    label = tl.load(labels + row)
+    label = tl.where(label == OUTSIDE, 0, label).to(tl.int64)
+    wrong = (label < 0) | (label >= C)
+    w = tl.load(weight + tl.where(wrong, 0, label) * d + at, at < d, 0.0).to(tl.float32)
+    w = tl.where(wrong, float("nan"), w)
     if UNIT:
         largest = tl.max(tl.abs(w), 0)
         w = w / tl.where(largest > 0, largest, 1.0)
@@ -369,8 +391,8 @@ def pack(f, factor, out, d, width, scale, FACTOR: tl.constexpr, LIMIT: tl.conste
 
 @triton.jit
 def factors(
-    rivals, by_rivals, shift, redo, relative, roots, largest, N, lift, LOW: tl.constexpr, HIGH: tl.constexpr,
-    ROWS: tl.constexpr, M: tl.constexpr,
+    rivals, rivals2, by_rivals, shift, redo, relative, roots, largest, N, lift,
+    LOW: tl.constexpr, HIGH: tl.constexpr, ROWS: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
     """What the backward needs of every row. The gradient by z is φ_i·E_ij, or φ'_i·P_ij.
 

@@ -207,10 +207,24 @@ def weight_rows(
         tile.rows, tile.columns, tile.step, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     if not whole:
-        D = power(step.d)
-        each = max(2048 // D, 1)
-        kernels.finish_rows[(triton.cdiv(C, each),)](
-            raw, some, inverse, out, out if update.momentum is None else update.momentum[first:last],
-            half if update.settings is None else update.settings, C, step.d, unit_weight, update.mode,
-            update.momentum is not None, update.nesterov, update.renormalize, limit, each, D,
-        )  # fmt: skip
+        finish(step, raw, weight, inverse, unit_weight, update, first, last)
+
+
+def finish(
+    step: Step,
+    raw: Tensor,
+    weight: Tensor,
+    inverse: Tensor,
+    unit_weight: bool,
+    update: Update,
+    first: int,
+    last: int,
+) -> None:
+    """From raw sums of W_first … W_last to their gradients, and where those go."""
+    some, out, D = weight[first:last], update.out[first:last], power(step.d)
+    each = max(2048 // D, 1)
+    kernels.finish_rows[(triton.cdiv(last - first, each),)](
+        raw, some, inverse, out, out if update.momentum is None else update.momentum[first:last],
+        raw if update.settings is None else update.settings, last - first, step.d, unit_weight, update.mode,
+        update.momentum is not None, update.nesterov, update.renormalize, torch.finfo(out.dtype).max, each, D,
+    )  # fmt: skip

@@ -20,13 +20,15 @@ import torch
 import triton
 from torch import Tensor
 
-from hypermargin.scores.fused import kernels
+from hypermargin.scores.fused import OUTSIDE, kernels
 from hypermargin.scores.fused.launch import (
+    SGD,
     SLAB,
     STORE,
     Labels,
     Update,
     feature_sums,
+    finish,
     operand,
     ranges,
     room,
@@ -38,10 +40,10 @@ from hypermargin.scores.fused.launch import (
 )
 from hypermargin.scores.fused.tiles import power
 
-# R for which exp z, its sum and exp(−R) are all far from the ends of bfloat16's and float32's range.
-WINDOW = (-40.0, 64.0)
+# R for which exp z and its sum, and exp(−R) of any two rows beside each other, are far from the ends of bfloat16's
+# and float32's range.
+WINDOW = (-16.0, 58.0)
 LOG2_E = math.log2(math.e)
-MOST_CLASSES = 2**22  # in one launch of `scores`: a grid has at most 65,535 blocks in its second dimension
 
 Returned = TypeVar("Returned")
 Given = ParamSpec("Given")
@@ -71,55 +73,57 @@ def forward(
     chunk: int,
     kept: int,
     operands: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """rows (N, K, d), rivals (N,), Σ w̃ (d,) or (0,), hardest (N,) or (0,); E, w̃ and 1/|W| of the kept classes."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """rows (N, K, d), rivals (N,), Σ w̃ (d,) or (0,), hardest (N,) or (0,).
+
+    For the backward: rivals in base 2; E, w̃ and 1/|W| of the kept classes.
+    """
     step = step_of(f, weight, operands)
     N, C, d = step.N, step.C, step.d
     rows = f.new_empty(*local.shape, d)
     exps = f.new_empty(slabs(N, kept), dtype=step.kind)
     units, inverse = room(step, f, kept)
-    rivals, top = f.new_empty(N), f.new_empty(N)
+    rivals, rivals2, top, top_so_far, sum_so_far = (f.new_empty(N) for _ in range(5))
     total = torch.zeros(d, dtype=torch.float64, device=f.device) if want_total else None
     labels = local.to(torch.int32).contiguous()
     # Without P beside it, a chunk of the weight may be longer here than in the backward.
-    chunk = max(chunk * (N + d) // d // SLAB * SLAB, chunk)
+    chunk = max(min(chunk * (N + d) // d // SLAB * SLAB, 2**22), chunk)
     spare, spare_inverse = room(step, f, min(chunk, C - kept))
-    parts = [*ranges(0, kept, MOST_CLASSES), *ranges(kept, C, min(chunk, MOST_CLASSES))]
-    per = step.tiles.scores.columns
-    tiles = sum(triton.cdiv(last - first, per) for first, last in parts)
+    parts = [*ranges(0, kept, 2**20), *ranges(kept, C, chunk)]
+    tiles = max(triton.cdiv(last - first, step.tiles.scores.columns) for first, last in parts)
     sums, tops = f.new_empty(tiles, N), f.new_zeros(tiles, N)
     if N:
         x, b = operand(f, step, LOG2_E), None if bias is None else bias * LOG2_E
-        kernels.label_rows[(labels.numel(),)](weight, labels, rows, d, unit_weight, power(d))
-    done = 0
+        kernels.label_rows[(labels.numel(),)](weight, labels, rows, C, d, unit_weight, OUTSIDE, power(d))
     for first, last in parts:
         size, held = last - first, first < kept
         w, inv = (units[first:last], inverse[first:last]) if held else (spare[:size], spare_inverse[:size])
         unit_rows(step, weight[first:last], unit_weight, w, inv, total)
         if N == 0:
             continue
-        count = triton.cdiv(size, per)
-        sum_here, top_here = sums[done : done + count], tops[done : done + count]
+        count = triton.cdiv(size, step.tiles.scores.columns)
         given = (x, w, labels, None if b is None else b[first:last], first)
-        done += count
         redo = None
         if held:
-            scores(step, kernels.SUM.value, *given, sums=sum_here, out=exps[first // SLAB * step.padded :])
+            scores(step, kernels.SUM.value, *given, sums=sums, out=exps[first // SLAB * step.padded :])
             redo = torch.empty_like(labels[:, 0])
             low, high = (math.exp(end) for end in WINDOW)
-            kernels.mark[(triton.cdiv(N, 8),)](sum_here, redo, N, count, low, high, 8, 512)
-        scores(step, kernels.TOP.value, *given, sums=sum_here, tops=top_here, redo=redo)
-    if N:
-        kernels.combine[(triton.cdiv(N, 8),)](sums, tops, rivals, top, N, tiles, 8, 512)
+            kernels.mark[(triton.cdiv(N, 8),)](sums, redo, N, count, low, high, 8, 512)
+            if first:
+                tops.zero_()  # what the part before has redone
+        scores(step, kernels.TOP.value, *given, sums=sums, tops=tops, redo=redo)
+        kernels.combine[(triton.cdiv(N, 8),)](
+            sums, tops, top_so_far, sum_so_far, rivals, rivals2, top, N, count, first == 0, 8, 512
+        )
     found = f.new_empty(0) if total is None else total.to(f.dtype)
-    return rows, rivals, found, top if hardest else f.new_empty(0), exps, units, inverse
+    return rows, rivals, found, top if hardest else f.new_empty(0), rivals2, exps, units, inverse
 
 
 @_on_its_device
 def backward_into(
-    f: Tensor, weight: Tensor, bias: Tensor | None, local: Tensor, rivals: Tensor, exps: Tensor, units: Tensor,
-    inverse: Tensor, by_rows: Tensor, by_rivals: Tensor, by_total: Tensor | None, unit_weight: bool, chunk: int,
-    operands: str, need_f: bool, need_bias: bool, update: Update | None,
+    f: Tensor, weight: Tensor, bias: Tensor | None, local: Tensor, rivals: Tensor, rivals2: Tensor, exps: Tensor,
+    units: Tensor, inverse: Tensor, by_rows: Tensor, by_rivals: Tensor, by_total: Tensor | None, unit_weight: bool,
+    chunk: int, operands: str, need_f: bool, need_bias: bool, update: Update | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """df and db, empty if not needed; the weight's gradient goes where `update` says."""
     step = step_of(f, weight, operands)
@@ -128,6 +132,10 @@ def backward_into(
     if N == 0:
         if update is not None and update.mode == STORE:
             update.out.zero_()
+        elif update is not None and update.mode == SGD:  # an empty batch still decays, and momentum goes on
+            nothing = f.new_zeros(min(chunk, C), d)
+            for first, last in ranges(0, C, chunk):
+                finish(step, nothing, weight, nothing, False, update, first, last)
         return torch.zeros_like(f) if need_f else f.new_empty(0), db
     labels = local.to(torch.int32).contiguous()
     x, b = operand(f, step, LOG2_E), None if bias is None else bias * LOG2_E
@@ -135,7 +143,7 @@ def backward_into(
     relative, roots, largest = (f.new_empty(2, size) for size in (N, N, 1))
     M = step.tiles.scores.rows
     kernels.factors[(1,)](
-        rivals, by_rivals.contiguous(), shift, redo, relative, roots, largest, N, step.lift, *WINDOW,
+        rivals, rivals2, by_rivals.contiguous(), shift, redo, relative, roots, largest, N, step.lift, *WINDOW,
         1024 // M, M, num_warps=8,
     )  # fmt: skip
     parts = f.new_empty(step.splits if need_f else 0, N, d)
@@ -191,6 +199,7 @@ def backward(
     bias: Tensor | None,
     local: Tensor,
     rivals: Tensor,
+    rivals2: Tensor,
     exps: Tensor,
     units: Tensor,
     inverse: Tensor,
@@ -207,8 +216,8 @@ def backward(
     """df, dW, db; those not needed are empty."""
     dW = torch.empty_like(weight) if need_weight else weight.new_empty(0)
     df, db = backward_into(
-        f, weight, bias, local, rivals, exps, units, inverse, by_rows, by_rivals, by_total, unit_weight, chunk,
-        operands, need_f, need_bias, Update(STORE, dW) if need_weight else None,
+        f, weight, bias, local, rivals, rivals2, exps, units, inverse, by_rows, by_rivals, by_total, unit_weight,
+        chunk, operands, need_f, need_bias, Update(STORE, dW) if need_weight else None,
     )  # fmt: skip
     return df, dW, db
 
@@ -227,6 +236,7 @@ def _(f, weight, bias, local, unit_weight, want_total, hardest, chunk, kept, ope
         f.new_empty(N),
         f.new_empty(d if want_total else 0),
         f.new_empty(N if hardest else 0),
+        f.new_empty(N),
         f.new_empty(slabs(N, kept), dtype=kind),
         f.new_empty(kept, -(-d // 16) * 16, dtype=kind),
         f.new_empty(kept),

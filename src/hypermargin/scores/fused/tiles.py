@@ -91,6 +91,6 @@ def tiles_for(rows: int, d: int, element: int, device: torch.device) -> Tiles:
         chosen = Tiles(
             scores=Tile(64 if few else 128, 128, min(64, wide), 4, 3),
             features=Tile(64 if few else 128, min(256, wide), 64, 4 if few or wide < 256 else 8, 4),
-            weight=Tile(64 if wide > 256 else 128, min(512, wide), 32, 8, 4),
+            weight=Tile(64, min(512, wide), 32, 8, 4),
         )
     return Tiles(*(tile.fitting(element, device) for tile in (chosen.scores, chosen.features, chosen.weight)))

@@ -58,19 +58,20 @@ def ensure_tuned(rows: int, d: int, operands: str, device: torch.device) -> None
     name = f"{torch.cuda.get_device_name(device)}, triton {triton.__version__}, {key.words()}"
     kept = _read()
     if name not in kept:
-        kept = _read() | {name: asdict(measure(key, kind, device))}
+        kept = {name: measure(key, kind, device)} | _read()
         with suppress(OSError):  # where nothing can be kept it is measured again
             cache_file().parent.mkdir(parents=True, exist_ok=True)
-            write_text(cache_file(), json.dumps(kept, indent=1) + "\n")
-    MEASURED[key] = Tiles(**{product: Tile(**tile) for product, tile in kept[name].items()})
+            text = json.dumps({words: asdict(tiles) for words, tiles in kept.items()}, indent=1)
+            write_text(cache_file(), text + "\n")
+    MEASURED[key] = kept[name]
 
 
-def _read() -> dict[str, dict[str, dict[str, int]]]:
+def _read() -> dict[str, Tiles]:
     """What is kept; nothing if the file is missing or damaged."""
     try:
         kept = json.loads(cache_file().read_text(encoding="utf-8"))
-        return {k: v for k, v in kept.items() if set(v) == {"scores", "features", "weight"}}
-    except (OSError, ValueError, AttributeError):
+        return {k: Tiles(**{product: Tile(**tile) for product, tile in v.items()}) for k, v in kept.items()}
+    except (OSError, ValueError, AttributeError, TypeError):
         return {}
 
 
@@ -79,13 +80,14 @@ def measure(
 ) -> Tiles:
     """The fastest tiles of each product."""
     best = tiles_for(key.rows, key.d, kind.itemsize, device)
-    f = torch.randn(key.rows, key.d, device=device)
-    weight = torch.randn(CLASSES, key.d, device=device)
+    rng = torch.Generator(device).manual_seed(0)  # not the user's
+    f = torch.randn(key.rows, key.d, device=device, generator=rng)
+    weight = torch.randn(CLASSES, key.d, device=device, generator=rng)
     step = launch.Step(key.rows, CLASSES, key.d, kind, best, "tf32x3", processors(device))
     w, inverse = torch.empty(CLASSES, step.width, dtype=kind, device=device), torch.empty(CLASSES, device=device)
     launch.unit_rows(step, weight, True, w, inverse)
-    e = torch.rand(launch.slabs(key.rows, CLASSES), device=device).to(kind)
-    labels = torch.randint(0, CLASSES, (key.rows, 1), device=device, dtype=torch.int32)
+    e = torch.rand(launch.slabs(key.rows, CLASSES), device=device, generator=rng).to(kind)
+    labels = torch.randint(0, CLASSES, (key.rows, 1), device=device, dtype=torch.int32, generator=rng)
     x, dW, one = launch.operand(f, step), torch.empty_like(weight), torch.ones(1, device=device)
     by_rows = torch.zeros(key.rows, 1, key.d, device=device)
     by_tile = {tile: launch.Labels.of(labels, by_rows, CLASSES, tile) for tile in (64, 128)}
@@ -109,9 +111,9 @@ def measure(
                 times[tile] = _seconds(partial(run, tried))
             except Exception as error:  # not enough shared memory or registers for this one
                 say(f"{key.words()}, {product}: {tile} does not run: {str(error).splitlines()[0]}")
-        chosen = min(times, key=lambda tile: times[tile])
         say(f"{key.words()}, {product}: " + ", ".join(f"{_short(t)} {1e6 * s:.0f} µs" for t, s in times.items()))
-        best = replace(best, **{product: chosen})
+        if times:
+            best = replace(best, **{product: min(times, key=lambda tile: times[tile])})
     return best
 
 
