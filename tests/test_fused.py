@@ -291,7 +291,7 @@ def test_graphed_callables():
 
 @on_a_gpu
 def test_huge_logits():
-    """One rival far above the others has P = 1, whatever R is. Not in the interpreter: its products do not repeat."""
+    """One rival far above the others has P = 1. (The products of the interpreter do not repeat to the bit.)"""
     x, W, y = example(70, 300, 24)
     for size in (1e3, 1e5, 1e7):
         options = {"unit_features": False, "unit_weight": False}
