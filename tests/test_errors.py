@@ -61,7 +61,7 @@ BAD = [
     ({"label_smoothing": 1.0}, ValueError, r"label_smoothing must lie in \[0, 1\); got 1"),
     ({"gradient": "strait"}, ValueError, r"gradient must be one of 'exact', 'straight'.*Did you mean 'straight'\?"),
     ({"reduction": "avg"}, ValueError, "reduction must be one of 'mean', 'sum', 'none'; got 'avg'"),
-    ({"backend": "fast"}, ValueError, "backend must be one of 'auto', 'dense', 'chunked'; got 'fast'"),
+    ({"backend": "fast"}, ValueError, "backend must be one of 'auto', 'dense', 'chunked', 'triton'; got 'fast'"),
     ({"check": "yes"}, ValueError, "check must be one of 'auto'; got 'yes'"),
     ({"mix": Y}, TypeError, r"mix must be a pair \(other_labels, weight\)"),
     ({"mix": (Y[:2], 0.5)}, ValueError, r"mix\[0\] \(other_labels\) must have shape \(4,\)"),
