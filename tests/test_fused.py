@@ -36,7 +36,7 @@ except ImportError:
     pytest = None
 
 # Everything kept, nothing, and some: 256 of 520 classes at the sizes of `example`.
-SOME = Triton(memory=0.33, chunk=256)
+SOME = Triton(memory=0.315, chunk=256)
 SETTINGS = [Triton(), Triton(memory=0, chunk=256), SOME]
 
 
