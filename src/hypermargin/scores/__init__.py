@@ -18,7 +18,7 @@ from hypermargin.optim import FusedSGD
 from hypermargin.scores.blocks import REDUCED_OPERANDS_WORK
 from hypermargin.scores.chunked import Chunked, chunk_for, chunked_rivals
 from hypermargin.scores.dense import Dense, Rivals, dense_rivals
-from hypermargin.scores.fused import Triton, fused_rivals, plan, why_not
+from hypermargin.scores.fused import Triton, fused_rivals, is_tested_on, plan, why_not
 
 __all__ = ["BACKENDS", "Chunked", "Dense", "Rivals", "Scores", "Triton", "choose", "explain_backend", "scores"]
 
@@ -58,12 +58,12 @@ def choose(
             why = f"{logits} are at most {most:,} logits: holding them costs less than recomputing."
         else:
             reduced = device.type == "cuda" and torch.is_autocast_enabled("cuda") and dtype == torch.float32
-            fused = reduced and not why_not(device)
+            fused = reduced and is_tested_on(device)
             settings = Triton() if fused else Chunked()
             why = (
                 f"{logits} are more than {most:,} logits: computed in {'tiles' if fused else 'blocks'}, never held."
             )
-            if device.type == "cuda" and not reduced:
+            if device.type == "cuda" and not reduced and is_tested_on(device):
                 why += " (Under autocast it would be triton; blocks are faster with float32 operands.)"
     else:
         checks.one_of("backend", backend, ("auto", *BACKENDS))

@@ -58,7 +58,6 @@ class Triton:
                 raise ValueError(f"Triton(chunk=…) must be a multiple of {TILE}; got {self.chunk}.")
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def why_not(device: torch.device) -> str:
     """Why the fused backend cannot run on a device; empty if it can."""
     try:
@@ -74,6 +73,16 @@ def why_not(device: torch.device) -> str:
     if torch.version.hip or torch.cuda.get_device_capability(device)[0] < 9:
         return "it needs an NVIDIA GPU of compute capability 9.0 or newer (H100)"
     return ""
+
+
+def is_tested_on(device: torch.device) -> bool:
+    """Whether "auto" may choose it: on the kind of GPU it was tested on, Hopper. Others may ask for it by name."""
+    return not why_not(device) and device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+
+
+# What torch.compiler.assume_constant_result does; calling that imports the compiler, two seconds for everybody.
+why_not._dynamo_marked_constant = True  # type: ignore[attr-defined]
+is_tested_on._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
