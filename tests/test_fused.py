@@ -42,7 +42,7 @@ SOME = Triton(memory=0.315, chunk=256)
 SETTINGS = [Triton(), Triton(memory=0, chunk=256), SOME]
 
 
-def example(n=66, classes=520, d=24, dtype=torch.float32, seed=0):
+def example(n=34, classes=520, d=24, dtype=torch.float32, seed=0):
     rng = torch.Generator().manual_seed(seed)
     x, W = torch.randn(n, d, generator=rng), torch.randn(classes, d, generator=rng)
     y = torch.randint(0, classes, (n,), generator=rng)
@@ -66,10 +66,10 @@ def test_the_battery():
 
 
 def test_what_is_kept_is_what_the_memory_allows():
-    cut = plan(66, 520, 24, SOME)
+    cut = plan(34, 520, 24, SOME)
     assert (cut.chunk, cut.kept) == (256, 256)
-    assert plan(66, 520, 24, Triton()).kept == 520
-    assert plan(66, 520, 24, Triton(memory=0)).kept == 0
+    assert plan(34, 520, 24, Triton()).kept == 520
+    assert plan(34, 520, 24, Triton(memory=0)).kept == 0
     assert plan(1024, 10**6, 512, Triton(operands="bfloat16")).kept == 10**6
     assert plan(1024, 10**6, 512, Triton(operands="float16")).kept == 0
     for rows, dim, memory in itertools.product((1, 129, 1024), (16, 500), (100, 400, 1000, 2000)):
@@ -104,7 +104,7 @@ def test_every_option_against_float64():
 
 
 def test_odd_sizes():
-    for n, classes, d in ((1, 2, 1), (1, 500, 17), (2, 255, 16), (65, 257, 40), (5, 300, 300)):
+    for n, classes, d in ((1, 2, 1), (1, 300, 17), (2, 255, 16), (33, 257, 40), (5, 80, 300)):
         x, W, y = example(n, classes, d)
         right = loss_and_gradients(x.double(), W.double(), y, ArcFace(), scale=16.0, backend="dense")
         for settings in (Triton(), Triton(memory=0, chunk=256)):
@@ -139,7 +139,7 @@ def test_rows_outside_the_window_do_not_spoil_their_neighbours():
 def test_reduced_operands():
     operands = {"float16": 1e-3} | ({"bfloat16": 1e-2} if DEVICE == "cuda" else {})
     for (name, bound), kind in itertools.product(operands.items(), ("untrained", "trained")):
-        x, W, y = example(20, 300, 512)
+        x, W, y = example(12, 300, 512)
         if kind == "trained":
             x = torch.nn.functional.normalize(W[y]) * 2 + torch.nn.functional.normalize(x)
         right = loss_and_gradients(x.double(), W.double(), y, ArcFace(), scale=64.0, backend="dense")
@@ -562,8 +562,8 @@ def test_a_damaged_file_of_tiles_is_measured_again(tmp_path, monkeypatch):
 
 
 def test_the_choice_is_explained():
-    assert "exp z of all of the classes is kept" in hm.explain_backend(66, 520, Triton(), DEVICE, dim=24)
-    assert "exp z of 256 of the classes is kept" in hm.explain_backend(66, 520, SOME, DEVICE, dim=24)
+    assert "exp z of all of the classes is kept" in hm.explain_backend(34, 520, Triton(), DEVICE, dim=24)
+    assert "exp z of 256 of the classes is kept" in hm.explain_backend(34, 520, SOME, DEVICE, dim=24)
     text = hm.explain_backend(150, 1500, Triton(memory=0, operands="float16"), DEVICE)
     assert text.endswith("exp z of none of the classes is kept for the backward, float16 operands.")
 

@@ -33,6 +33,10 @@ class Tiles:
     features: Tile
     weight: Tile
 
+    def __post_init__(self) -> None:
+        if self.scores.rows % self.weight.step:  # rows of E that no tile of scores covers are never written
+            raise ValueError(f"{self.scores} must cover whole steps of {self.weight} in its rows.")
+
 
 @cache
 def _shared_memory(device: torch.device) -> int:
@@ -81,9 +85,10 @@ def tiles_for(rows: int, d: int, element: int, device: torch.device) -> Tiles:
         return measured
     wide = power(d)
     if element == 4:  # float32 operands: three products each, so half the tile
+        few = 64 if device.type == "cuda" else 32  # interpreted, a few rows should make several tiles
         chosen = Tiles(
-            scores=Tile(64, 128, min(32, wide), 4, 3),
-            features=Tile(64, min(128, wide), 32, 4, 3),
+            scores=Tile(few, 128, min(32, wide), 4, 3),
+            features=Tile(few, min(128, wide), 32, 4, 3),
             weight=Tile(64, min(128, wide), 32, 4, 3),
         )
     else:
