@@ -251,7 +251,8 @@ def backward(
 
 
 @backward.register_fake
-def _(f, weight, bias, *_rest):  # type: ignore[no-untyped-def]
+def empty_gradients(f, weight, bias, *_rest):  # type: ignore[no-untyped-def]
+    """What df, dW and db look like; those not needed are empty."""
     need_f, need_weight, need_bias = _rest[-3:]
     return (
         torch.empty_like(f) if need_f else f.new_empty(0),

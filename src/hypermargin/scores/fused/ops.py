@@ -20,6 +20,7 @@ import torch
 import triton
 from torch import Tensor
 
+from hypermargin.scores.blocks import empty_gradients
 from hypermargin.scores.fused import OUTSIDE, kernels
 from hypermargin.scores.fused.launch import (
     SGD,
@@ -225,6 +226,7 @@ def backward(
 # Under torch.compile each is one opaque call; in eager mode it is not worth the two milliseconds they cost.
 forward_op = torch.library.custom_op("hypermargin::fused_forward", forward, mutates_args=())
 backward_op = torch.library.custom_op("hypermargin::fused_backward", backward, mutates_args=())
+backward_op.register_fake(empty_gradients)
 
 
 @forward_op.register_fake
@@ -240,14 +242,4 @@ def _(f, weight, bias, local, unit_weight, want_total, hardest, chunk, kept, ope
         f.new_empty(slabs(N, kept), dtype=kind),
         f.new_empty(kept, -(-d // 16) * 16, dtype=kind),
         f.new_empty(kept),
-    )
-
-
-@backward_op.register_fake
-def _(f, weight, bias, *_rest):  # type: ignore[no-untyped-def]
-    need_f, need_weight, need_bias = _rest[-3:]
-    return (
-        torch.empty_like(f) if need_f else f.new_empty(0),
-        torch.empty_like(weight) if need_weight else weight.new_empty(0),
-        torch.empty_like(bias) if need_bias and bias is not None else f.new_empty(0),
     )
