@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from hypermargin.bench import fused, head
+from hypermargin.bench import fused, fused_tables, head
 from hypermargin.bench.contenders import CONTENDERS, Contender, Problem
 
 RUNNABLE = [c for c in CONTENDERS if not c.absent("cpu") and "compile" not in c.name]
@@ -80,7 +80,7 @@ def test_the_fused_table_has_every_section():
         "large": steps | checked | memory,
         "precision": {"seed": 1, "rows": 512, "classes": 20_000, "cases": [case]},
     }
-    text = fused.as_markdown(result)
+    text = fused_tables.as_markdown(result)
     titles = [line for line in text.splitlines() if line.startswith("#")]
     assert titles == [
         "# The fused backend, a GPU",

@@ -69,7 +69,8 @@ def fused(
       hypermargin bench fused
       hypermargin bench fused --out results
     """
-    from hypermargin.bench.fused import as_markdown, run
+    from hypermargin.bench.fused import run
+    from hypermargin.bench.fused_tables import as_markdown
 
     with plain_errors(), _saying() as say:
         result = run(out, say, rounds=rounds)

@@ -4,8 +4,8 @@ Three products are needed, rows × classes forward and two backward. With E = ex
 bytes in bfloat16) they are all there is: 6·N·C·d operations. Without it z is computed again, 8·N·C·d, in chunks of
 classes. `memory` says how much may be kept; anything in between is possible: classes are kept until it is used up.
 
-`ops.py` has the order of the launches, `launch.py` each launch, `kernels.py` the kernels, `tiles.py` their sizes.
-They need Triton; importing this file does not.
+`ops.py` has the order of the launches, `launch.py` each launch, `kernels.py` the products, `row_kernels.py` what is
+around them, `tiles.py` their sizes. They need Triton; importing this file does not.
 """
 
 from __future__ import annotations

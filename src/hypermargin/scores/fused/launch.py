@@ -11,10 +11,11 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from hypermargin.scores.fused import kernels
+from hypermargin.scores.fused import kernels, row_kernels
 from hypermargin.scores.fused.tiles import Tiles, power, processors, tiles_for
 
-SLAB, STORE, ADD, SGD = kernels.SLAB.value, kernels.STORE.value, kernels.ADD.value, kernels.SGD.value
+SLAB = kernels.SLAB.value
+STORE, ADD, SGD = row_kernels.STORE.value, row_kernels.ADD.value, row_kernels.SGD.value
 PROGRAMS = 1024  # enough to fill any GPU, for kernels that loop
 # float16 holds P down to 2⁻²⁴ of this; P itself may be as small as 1/C.
 FLOAT16_SHIFT = 15
@@ -94,7 +95,7 @@ def tiled(x: Tensor, rows: int, columns: int) -> TensorDescriptor:
 def operand(x: Tensor, step: Step, scale: float = 1.0, factor: Tensor | None = None) -> Tensor:
     """x (N, d) times a number and a factor a row, as an operand: its rows padded, what does not fit saturated."""
     out = x.new_empty(step.N, step.width, dtype=step.kind)
-    kernels.pack[(step.N,)](
+    row_kernels.pack[(step.N,)](
         x, x if factor is None else factor, out, step.d, step.width, scale, factor is not None,
         torch.finfo(step.kind).max, power(step.width),
     )  # fmt: skip
@@ -109,7 +110,7 @@ def unit_rows(
     each = max(4096 // D, 1)
     programs = min(triton.cdiv(count, each), 8 * PROGRAMS)
     parts = w if total is None else weight.new_empty(programs, step.d, dtype=torch.float32)
-    kernels.operands[(programs,)](
+    row_kernels.operands[(programs,)](
         weight, w, inverse, parts, count, step.d, step.width, unit_weight, total is not None,
         each, D, torch.finfo(step.kind).max,
     )  # fmt: skip
@@ -223,7 +224,7 @@ def finish(
     """From raw sums of W_first … W_last to their gradients, and where those go."""
     some, out, D = weight[first:last], update.out[first:last], power(step.d)
     each = max(2048 // D, 1)
-    kernels.finish_rows[(triton.cdiv(last - first, each),)](
+    row_kernels.finish_rows[(triton.cdiv(last - first, each),)](
         raw, some, inverse, out, out if update.momentum is None else update.momentum[first:last],
         raw if update.settings is None else update.settings, last - first, step.d, unit_weight, update.mode,
         update.momentum is not None, update.nesterov, update.renormalize, torch.finfo(out.dtype).max, each, D,

@@ -21,7 +21,7 @@ import triton
 from torch import Tensor
 
 from hypermargin.scores.blocks import empty_gradients
-from hypermargin.scores.fused import OUTSIDE, kernels
+from hypermargin.scores.fused import OUTSIDE, kernels, row_kernels
 from hypermargin.scores.fused.launch import (
     SGD,
     SLAB,
@@ -95,7 +95,7 @@ def forward(
     sums, tops = f.new_empty(tiles, N), f.new_zeros(tiles, N)
     if N:
         x, b = operand(f, step, LOG2_E), None if bias is None else bias * LOG2_E
-        kernels.label_rows[(labels.numel(),)](weight, labels, rows, C, d, unit_weight, OUTSIDE, power(d))
+        row_kernels.label_rows[(labels.numel(),)](weight, labels, rows, C, d, unit_weight, OUTSIDE, power(d))
     for first, last in parts:
         size, held = last - first, first < kept
         w, inv = (units[first:last], inverse[first:last]) if held else (spare[:size], spare_inverse[:size])
@@ -109,11 +109,11 @@ def forward(
             scores(step, kernels.SUM.value, *given, sums=sums, out=exps[first // SLAB * step.padded :])
             redo = torch.empty_like(labels[:, 0])
             low, high = (math.exp(end) for end in WINDOW)
-            kernels.mark[(triton.cdiv(N, 8),)](sums, redo, N, count, low, high, 8, 512)
+            row_kernels.mark[(triton.cdiv(N, 8),)](sums, redo, N, count, low, high, 8, 512)
             if first:
                 tops.zero_()  # what the part before has redone
         scores(step, kernels.TOP.value, *given, sums=sums, tops=tops, redo=redo)
-        kernels.combine[(triton.cdiv(N, 8),)](
+        row_kernels.combine[(triton.cdiv(N, 8),)](
             sums, tops, top_so_far, sum_so_far, rivals, rivals2, top, N, count, first == 0, 8, 512
         )
     found = f.new_empty(0) if total is None else total.to(f.dtype)
@@ -143,7 +143,7 @@ def backward_into(
     shift, redo = torch.empty_like(rivals), torch.empty_like(labels[:, 0])
     relative, roots, largest = (f.new_empty(2, size) for size in (N, N, 1))
     M = step.tiles.scores.rows
-    kernels.factors[(1,)](
+    row_kernels.factors[(1,)](
         rivals, rivals2, by_rivals.contiguous(), shift, redo, relative, roots, largest, N, step.lift, *WINDOW,
         1024 // M, M, num_warps=8,
     )  # fmt: skip
@@ -163,11 +163,11 @@ def backward_into(
         if need_f:
             feature_sums(step, e, w, parts, added=first > kept)
             if last in (kept, C):
-                kernels.sum_parts[(triton.cdiv(N * d, 1024),)](
+                row_kernels.sum_parts[(triton.cdiv(N * d, 1024),)](
                     parts, roots[which], df, N * d, d, len(parts), first >= kept > 0, 1024
                 )
         if need_bias and bias is not None:
-            kernels.column_sums[(triton.cdiv(size, SLAB),)](
+            row_kernels.column_sums[(triton.cdiv(size, SLAB),)](
                 e, relative[which], largest[which], db[first:last], N, step.padded, size, 16
             )
         if update is not None:
