@@ -302,6 +302,21 @@ def test_huge_logits():
             assert max(relative(a, b) for a, b in zip(ours, right, strict=True)) < 1e-4, size
 
 
+def test_the_backward_subtracts_the_very_rivals_of_the_forward():
+    """R·log2 e would be off by R's rounding, which at R = 1e7 is a factor of e in P."""
+    from hypermargin.scores.fused import row_kernels
+
+    rng = torch.Generator().manual_seed(0)
+    rivals2 = (1e7 * torch.randn(70, generator=rng)).to(DEVICE)
+    ones, shift = torch.ones_like(rivals2), torch.empty_like(rivals2)
+    redo = torch.empty_like(rivals2, dtype=torch.int32)
+    relative, roots, largest = (rivals2.new_empty(2, size) for size in (70, 70, 1))
+    row_kernels.factors[(1,)](
+        rivals2 * math.log(2), rivals2, ones, shift, redo, relative, roots, largest, 70, 15, -16.0, 58.0, 16, 64
+    )
+    assert torch.equal(shift, rivals2 - 15)
+
+
 @on_a_gpu
 def test_inductor_and_changing_batches():
     torch._dynamo.reset()

@@ -205,7 +205,8 @@ def factors(
         replaced = tl.max(outside, 1)[:, None] != 0
         log_share = tl.log(tl.abs(g)) - lift * 0.6931471805599453
         log = tl.where(replaced, log_share, log_share - R)
-        tl.store(shift + row, tl.where(-float("inf") == R, float("inf"), R * 1.4426950408889634 - lift), there)
+        R2 = tl.load(rivals2 + row, there, 0.0)  # not R·log2 e: that would differ from z by its rounding
+        tl.store(shift + row, tl.where(-float("inf") == R, float("inf"), R2 - lift), there)
         tl.store(redo + row, outside, there)
         sign = tl.where(g < 0, -1.0, 1.0)
         tl.store(roots + row, log, there)
