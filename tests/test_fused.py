@@ -8,6 +8,7 @@ import copy
 import functools
 import itertools
 import json
+import math
 import os
 import subprocess
 import sys
