@@ -1,0 +1,350 @@
+"""`MarginSoftmaxClassifier`: what a user of scikit-learn sees."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import log_softmax, softmax
+from sklearn.base import BaseEstimator, ClassifierMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.model_selection import train_test_split
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted
+
+from hypermargin.estimator import inputs
+from hypermargin.estimator.features import Landmarks
+from hypermargin.estimator.objective import Array, Data, row_norms
+from hypermargin.estimator.settings import check_rest, problem_of
+from hypermargin.estimator.solvers import Adam, Problem, State, Stop, lbfgs, start, stochastic, unit
+from hypermargin.estimator.space import settle, uses_kernel
+from hypermargin.family import FAMILY
+from hypermargin.margins import Margin
+
+LBFGS_ENTRIES = 20_000_000  # of X, up to which all rows are taken at once
+
+
+class MarginSoftmaxClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMixin, BaseEstimator):
+    """Softmax with a margin as a classifier by itself, linear or with a kernel.
+
+    Minimises Σ_i a_i·softplus(R_i − T_i) + α/2·Σ_j |W_j|², where T = |x||W_y|·ψ(θ_y) carries the margin and R is
+    the log-sum-exp of the other classes; predictions are made without the margin. The features are given, so a
+    margin moves the boundary, not the data. Scale them first (`StandardScaler`), as for LogisticRegression or SVC.
+
+        MarginSoftmaxClassifier()                                     ArcFace on unit vectors, s fitted
+        MarginSoftmaxClassifier("none", unit_weight=False,
+                                unit_features=False)                  multinomial logistic regression, C = 1
+        MarginSoftmaxClassifier("cosface", m=0.1, kernel="rbf")       with a kernel, as SVC
+        MarginSoftmaxClassifier.of("l-softmax", alpha=0.1)            a head of the family by its name
+
+    Which part of the class vectors is trained how:
+
+        unit_weight=True, scale=20.0            angle only: |W_j| = s, given
+        unit_weight=True, scale="auto"          angle with the margin and one s for all without it, in turn
+        unit_weight=False                       angle and magnitude together, in one objective
+        unit_weight=False, alternate=True       angle with the margin and each |W_j| without it, in turn
+
+    Parameters
+    ----------
+    margin : name of a registered margin ("none", "arcface", "cosface", "sphereface", "combined", …) or a Margin
+    m : its number, or numbers for "combined"; None: a modest one for a name, the margin's own for a Margin
+    scale : s, or "auto": fitted where `unit_weight`, else 1
+    unit_weight, unit_features : whether class vectors and samples count by their direction alone
+    alternate : fit the magnitudes |W_j| in turn with the angles
+    alpha : the L2 penalty on the magnitudes, 1/C of LogisticRegression; "auto": 1, or 0.01 with unit features
+    fit_intercept : without a margin and with free lengths a bias, as in LogisticRegression; otherwise a constant
+        feature, since an angle has to know of it
+    intercept_scaling : that constant; "auto": the root mean square of the entries of X (1 if they are standardised)
+    kernel : "linear", "rbf", "poly", "sigmoid", "laplacian", "cosine", or a function of two matrices, as for SVC
+    gamma, degree, coef0 : of the kernel, as for SVC
+    approximation : "exact", "nystroem" or "fourier" (scikit-learn's), "import" (a few training points, chosen
+        greedily); "auto": exact up to 2,000 samples, nystroem beyond
+    n_components : of the approximation, or the number of import vectors; None: 500, for "import" a tenth of the
+        samples and at most 200
+    solver : "lbfgs" (all samples at once, deterministic), "adam" (batches); "auto": adam from 20 million entries on
+    tol : for lbfgs the largest entry of the gradient of the mean loss; for adam the least progress of an epoch
+    max_iter : iterations of lbfgs, epochs of adam
+    learning_rate, batch_size : of adam
+    early_stopping, validation_fraction, n_iter_no_change : stop when the accuracy on held-out samples has not risen
+        for so many iterations, and keep the best; n_iter_no_change is also adam's patience
+    class_weight : None, "balanced" or {class: weight}
+    warm_start : begin with the class vectors of the last fit (linear kernel, same classes and features)
+    transform_to : "cosines" to the class vectors (n_samples, n_classes), or the unit "features" themselves
+    verbose : print the loss of every iteration
+    random_state : of the validation split, adam's batches and the approximations
+
+    Attributes
+    ----------
+    classes_, n_features_in_, feature_names_in_, n_iter_, loss_curve_ (mean loss with margin and penalty)
+    class_vectors_ : W (n_classes, n_features, +1 with a constant feature)
+    magnitudes_ : |W_j|, or the given or fitted s, class by class
+    coef_, intercept_ : of the linear logits, before division by |x| where `unit_features`; for two classes the
+        difference, (1, n_features); coef_ with the linear kernel only
+    support_, support_vectors_, dual_coef_ : landmarks of an "exact" or "import" kernel, and the logits' weights on
+        them
+    margin_, alpha_, intercept_scaling_, validation_scores_ : what was used, and seen
+    """
+
+    def __init__(
+        self,
+        margin: str | Margin = "arcface",
+        *,
+        m: float | Sequence[float] | None = None,
+        scale: float | str = "auto",
+        unit_weight: bool = True,
+        unit_features: bool = True,
+        alternate: bool = False,
+        alpha: float | str = "auto",
+        fit_intercept: bool = True,
+        intercept_scaling: float | str = "auto",
+        kernel: str | Callable[[Any, Any], Any] = "linear",
+        gamma: float | str = "scale",
+        degree: float = 3,
+        coef0: float = 0.0,
+        approximation: str = "auto",
+        n_components: int | None = None,
+        solver: str = "auto",
+        tol: float = 1e-4,
+        max_iter: int = 1000,
+        learning_rate: float = 0.01,
+        batch_size: int = 256,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        n_iter_no_change: int = 10,
+        class_weight: dict[Any, float] | str | None = None,
+        warm_start: bool = False,
+        transform_to: str = "cosines",
+        verbose: bool = False,
+        random_state: Any = None,
+    ) -> None:
+        self.margin = margin
+        self.m = m
+        self.scale = scale
+        self.unit_weight = unit_weight
+        self.unit_features = unit_features
+        self.alternate = alternate
+        self.alpha = alpha
+        self.fit_intercept = fit_intercept
+        self.intercept_scaling = intercept_scaling
+        self.kernel = kernel
+        self.gamma = gamma
+        self.degree = degree
+        self.coef0 = coef0
+        self.approximation = approximation
+        self.n_components = n_components
+        self.solver = solver
+        self.tol = tol
+        self.max_iter = max_iter
+        self.learning_rate = learning_rate
+        self.batch_size = batch_size
+        self.early_stopping = early_stopping
+        self.validation_fraction = validation_fraction
+        self.n_iter_no_change = n_iter_no_change
+        self.class_weight = class_weight
+        self.warm_start = warm_start
+        self.transform_to = transform_to
+        self.verbose = verbose
+        self.random_state = random_state
+
+    @classmethod
+    def of(cls, head: str, **parameters: Any) -> Self:
+        """A head of the family by name: its margin and the sides it normalises, with a modest m and a fitted s."""
+        if head not in FAMILY:
+            raise ValueError(f"head must be one of {', '.join(FAMILY)}; got {head!r}.")
+        recipe = FAMILY[head]
+        sides = {"unit_weight": recipe.unit_weight, "unit_features": recipe.unit_features}
+        return cls(**({"margin": recipe.margin.name} | sides | parameters))
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+    def fit(self, X: Any, y: Any, sample_weight: ArrayLike | None = None) -> Self:
+        """Find the class vectors."""
+        check_rest(self)
+        before = self._state() if self.warm_start and hasattr(self, "class_vectors_") else None
+        classes_before = getattr(self, "classes_", None)
+        X, y = inputs.samples(self, X, y, first=True)
+        self.classes_, labels = inputs.classes_of(y)
+        problem = problem_of(self, len(self.classes_))
+        weight = inputs.weights(sample_weight, self.class_weight, X, y, self.classes_)
+        inputs.check_positive_classes(labels, weight)
+        rng = check_random_state(self.random_state)
+        held_out = None
+        if self.early_stopping:
+            X, X_held, labels, y_held, weight, w_held = train_test_split(
+                X, labels, weight, test_size=self.validation_fraction, stratify=labels, random_state=rng
+            )
+            held_out = X_held, y_held, w_held
+        self._space, data = settle(self, problem, X, labels, weight, rng)
+        state = start(problem, data)
+        if before is not None and np.array_equal(np.asarray(classes_before), self.classes_):
+            state = _continued(self, before, state)
+        watcher = _Watcher(self, held_out)
+        solver = self.solver
+        if solver == "auto":
+            solver = "lbfgs" if data.X.shape[0] * data.X.shape[1] <= LBFGS_ENTRIES else "adam"
+        if solver == "lbfgs":
+            state = lbfgs(problem, data, state, self.tol, self.max_iter, watcher)
+        else:
+            state = stochastic(
+                problem,
+                data,
+                state,
+                tol=self.tol,
+                max_iter=self.max_iter,
+                patience=self.n_iter_no_change,
+                learning_rate=self.learning_rate,
+                batch_size=self.batch_size,
+                rng=rng,
+                watch=watcher,
+            )
+        if watcher.best is not None:
+            state.W, state.b, state.r = watcher.best.W, watcher.best.b, watcher.best.r
+            self.validation_scores_ = watcher.scores
+        if state.unfinished and not watcher.stopped:
+            warnings.warn(
+                f"MarginSoftmaxClassifier failed to converge: {state.unfinished}. Increase max_iter, raise tol, or "
+                "scale the features (sklearn.preprocessing.StandardScaler).",
+                ConvergenceWarning,
+                stacklevel=2,
+            )
+        self._adam: Adam | None = None
+        self._publish(problem, state)
+        return self
+
+    def partial_fit(
+        self,
+        X: Any,
+        y: Any,
+        classes: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
+    ) -> Self:
+        """One epoch of adam over these samples, going on from where the model is.
+
+        The first call needs all `classes`, and settles the constant feature and the kernel's gamma and
+        approximation by its samples; "auto" is then "fourier" for rbf, "nystroem" for others.
+        """
+        check_rest(self)
+        first = not hasattr(self, "class_vectors_")
+        X, y = inputs.samples(self, X, y, first=first)
+        if first:
+            self.classes_ = inputs.classes_to_come(classes)
+            if uses_kernel(self) and self.approximation in ("exact", "import"):
+                raise ValueError(
+                    f"partial_fit cannot use approximation={self.approximation!r}, which is made of all samples. "
+                    'Take "fourier" or "nystroem".'
+                )
+        labels = inputs.labels_among(y, self.classes_)
+        problem = problem_of(self, len(self.classes_))
+        inputs.refuse_balanced(self.class_weight)
+        weight = inputs.weights(sample_weight, self.class_weight, X, y, self.classes_)
+        rng = check_random_state(self.random_state)
+        if first:
+            self._space, data = settle(self, problem, X, labels, weight, rng, more_to_come=True)
+            self._adam, self._seen = Adam(problem, start(problem, data), self.learning_rate), 0.0
+        else:
+            data = Data(self._space(X), labels, weight)
+            if self._adam is None:  # after fit
+                self._adam, self._seen = Adam(problem, self._state(), self.learning_rate), 0.0
+        self._seen += data.total
+        self._adam.epoch(data, self.batch_size, rng, of=self._seen)
+        self._publish(problem, self._adam.state)
+        return self
+
+    def decision_function(self, X: Any) -> Array:
+        """The logits, without a margin; for two classes the second's less the first's."""
+        z = self._logits(X)
+        return z[:, 1] - z[:, 0] if len(self.classes_) == 2 else z
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """The class with the largest logit."""
+        best = self._logits(X).argmax(1)
+        found: NDArray[Any] = self.classes_[best]
+        return found
+
+    def predict_proba(self, X: Any) -> Array:
+        """Softmax of the logits."""
+        return np.asarray(softmax(self._logits(X), axis=1))
+
+    def predict_log_proba(self, X: Any) -> Array:
+        """Log-softmax of the logits, which keeps digits that predict_proba loses."""
+        return np.asarray(log_softmax(self._logits(X), axis=1))
+
+    def transform(self, X: Any) -> Any:
+        """Cosines to the class vectors, or unit features, as `transform_to` says."""
+        check_is_fitted(self)
+        features = self._space.on_the_sphere(inputs.samples(self, X, first=False))
+        return np.asarray(features @ unit(self.class_vectors_).T) if self.transform_to == "cosines" else features
+
+    def _logits(self, X: Any) -> Array:
+        check_is_fitted(self)
+        return self._logits_of(inputs.samples(self, X, first=False), self._state())
+
+    def _logits_of(self, X: Any, state: State) -> Array:
+        z = np.asarray(self._space(X) @ state.logit_weight.T)
+        return z if state.b is None else z + state.b
+
+    def _state(self) -> State:
+        return State(self.class_vectors_, self._b, self._r, self.n_iter_, self.loss_curve_)
+
+    def _publish(self, problem: Problem, state: State) -> None:
+        """What was found, as attributes."""
+        self.class_vectors_, self._b, self._r = state.W, state.b, state.r
+        self.n_iter_, self.loss_curve_ = state.n_iter, state.loss_curve
+        self.margin_, self.alpha_, self.intercept_scaling_ = problem.margin, problem.alpha, self._space.constant
+        self.magnitudes_ = row_norms(state.W) if state.r is None else state.r
+        self._n_features_out = len(self.classes_) if self.transform_to == "cosines" else state.W.shape[1]
+        weight, intercept = state.logit_weight * self._space.factor, state.b
+        if self._space.constant:
+            weight, intercept = weight[:, :-1], weight[:, -1] * self._space.constant
+        self.intercept_ = _of_difference(np.zeros(len(weight)) if intercept is None else intercept)
+        if not uses_kernel(self):
+            self.coef_ = _of_difference(weight)
+        elif isinstance(self._space.features, Landmarks):
+            self.support_, self.support_vectors_ = self._space.features.rows, self._space.features.points
+            self.dual_coef_ = _of_difference(self._space.features.dual(weight))
+
+
+class _Watcher:
+    """Prints the loss, keeps the best state by accuracy on held-out samples, and stops when it has not risen."""
+
+    def __init__(self, estimator: MarginSoftmaxClassifier, held_out: tuple[Any, Any, Array] | None) -> None:
+        self.estimator, self.held_out = estimator, held_out
+        self.scores: list[float] = []
+        self.best: State | None = None
+        self.stopped = False
+
+    def __call__(self, state: State) -> None:
+        if self.estimator.verbose:
+            print(f"iteration {state.n_iter}  loss {state.loss_curve[-1]:.6f}")
+        if self.held_out is None:
+            return
+        X, y, weight = self.held_out
+        right = self.estimator._logits_of(X, state).argmax(1) == y
+        self.scores.append(float(weight @ right / weight.sum()))
+        first = int(np.argmax(self.scores))
+        if first == len(self.scores) - 1:
+            self.best = State(state.W.copy(), state.b, state.r)
+        if len(self.scores) - 1 - first >= self.estimator.n_iter_no_change:
+            self.stopped = True
+            raise Stop
+
+
+def _continued(estimator: MarginSoftmaxClassifier, before: State, fresh: State) -> State:
+    """The last fit's class vectors in place of fresh ones, where they fit."""
+    if uses_kernel(estimator) or before.W.shape != fresh.W.shape:
+        return fresh
+    if fresh.r is None:  # free class vectors, from whatever they were
+        return State(before.logit_weight.copy(), fresh.b if before.b is None else before.b, None)
+    fitted = before.r is not None and estimator.scale == "auto"
+    return State(unit(before.W), fresh.b, before.r if fitted else fresh.r)
+
+
+def _of_difference(by_class: Array) -> Array:
+    """What belongs to each class; for two classes the second's less the first's, as scikit-learn has it."""
+    return by_class[1:] - by_class[:1] if len(by_class) == 2 else by_class

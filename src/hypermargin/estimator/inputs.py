@@ -1,0 +1,81 @@
+"""X, y and sample_weight as the estimator takes them: scikit-learn's checks, and those it does not have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.utils import compute_class_weight
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import _check_sample_weight, validate_data
+
+from hypermargin.estimator.objective import Array
+
+
+def samples(estimator: Any, X: Any, y: Any = None, *, first: bool) -> Any:
+    """X as float64, dense or CSR; with y, both."""
+    options = {"accept_sparse": "csr", "dtype": np.float64, "order": "C", "reset": first}
+    if y is None and not first:
+        return validate_data(estimator, X, **options)
+    X, y = validate_data(estimator, X, y, **options)
+    check_classification_targets(y)
+    return X, y
+
+
+def classes_of(y: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.intp]]:
+    """The classes, and the labels as their numbers."""
+    classes, labels = np.unique(y, return_inverse=True)
+    if len(classes) < 2:
+        raise ValueError(
+            f"MarginSoftmaxClassifier needs samples of at least 2 classes; y has only one class: {classes[0]!r}."
+        )
+    return classes, labels
+
+
+def classes_to_come(classes: Any) -> NDArray[Any]:
+    """All classes that partial_fit will ever see."""
+    if classes is None:
+        raise ValueError("classes must be given to the first call of partial_fit: all that will ever come.")
+    found = np.unique(np.asarray(classes))
+    if len(found) < 2:
+        raise ValueError(f"classes must be at least 2; got {found!r}.")
+    return found
+
+
+def labels_among(y: NDArray[Any], classes: NDArray[Any]) -> NDArray[np.intp]:
+    """The labels as numbers of known classes."""
+    strange = np.setdiff1d(y, classes)
+    if len(strange):
+        raise ValueError(
+            f"y must hold the classes given to the first call; {strange[0]!r} is not among {classes!r}."
+        )
+    return np.searchsorted(classes, y)
+
+
+def refuse_balanced(class_weight: Any) -> None:
+    """For partial_fit, which does not see all samples."""
+    if isinstance(class_weight, str):
+        raise ValueError(
+            f"class_weight={class_weight!r} needs all samples, and partial_fit sees some. Give a dictionary or "
+            "sample_weight."
+        )
+
+
+def weights(sample_weight: Any, class_weight: Any, X: Any, y: NDArray[Any], classes: NDArray[Any]) -> Array:
+    """The weight of each sample, its class's included."""
+    weight: Array = _check_sample_weight(sample_weight, X, dtype=np.float64, copy=True)
+    if len(weight) and weight.min() < 0:
+        raise ValueError(f"sample_weight must not be negative; got {weight.min():g}.")
+    if class_weight is not None:
+        by_class = compute_class_weight(class_weight, classes=classes, y=y, sample_weight=weight)
+        weight *= by_class[np.searchsorted(classes, y)]
+    if not weight.sum() > 0:
+        raise ValueError("sample_weight must not be zero for all samples: there is nothing to learn from.")
+    return weight
+
+
+def check_positive_classes(labels: NDArray[np.intp], weight: Array) -> None:
+    """At least two classes that count."""
+    if len(np.unique(labels[weight > 0])) < 2:
+        raise ValueError("all samples with a positive weight are of one class; at least 2 classes are needed.")

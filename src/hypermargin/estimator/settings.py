@@ -1,0 +1,122 @@
+"""From the estimator's parameters to what is fitted: the margin, the penalty, which magnitudes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from numbers import Integral, Real
+from typing import Any
+
+from hypermargin import checks, margins
+from hypermargin.estimator.features import KERNELS
+from hypermargin.estimator.solvers import Problem
+from hypermargin.margins import Margin, NoMargin
+
+# With features that cannot move, a margin moves the boundary alone; much of it costs accuracy (docs/shallow.md).
+MODEST: dict[str, float | tuple[float, ...]] = {
+    "arcface": 0.2,
+    "combined": (1.0, 0.1, 0.1),
+    "cosface": 0.2,
+    "piecewise": 1.2,
+    "sphereface": 1.2,
+}
+APPROXIMATIONS = ("auto", "exact", "nystroem", "fourier", "import")
+SOLVERS = ("auto", "lbfgs", "adam")
+
+
+def margin_of(margin: str | Margin, m: float | Sequence[float] | None) -> Margin:
+    """A margin by name, with a modest m, or as it is; `m` replaces its number or numbers."""
+    if isinstance(margin, str):
+        found: Margin = margins.get(margin)()
+        m = MODEST.get(margin) if m is None else m
+    else:
+        checks.instance("margin", margin, Margin, '"arcface" or ArcFace(m=0.2)')
+        found = margin
+    if m is None:
+        return found
+    own = found.m
+    if own is None:
+        raise ValueError(f"m must be None for {type(found).__name__}, which has no number; got {m!r}.")
+    names = ["m"] if isinstance(own, float | int) else [f.name for f in margins.number_fields(type(found))]
+    values = list(m) if isinstance(m, Sequence) else [m]
+    if len(values) != len(names):
+        allowed = "a number" if len(names) == 1 else f"{len(names)} numbers, {', '.join(names)},"
+        raise ValueError(f"m must be {allowed} for {type(found).__name__}; got {m!r}.")
+    replaced: Margin = dataclasses.replace(found, **dict(zip(names, map(_plain, values), strict=True)))  # type: ignore[type-var]
+    return replaced
+
+
+def _plain(value: Any) -> Any:
+    """numpy's numbers as Python's."""
+    return float(value) if isinstance(value, Real) and not isinstance(value, bool) else value
+
+
+def problem_of(estimator: Any, classes: int) -> Problem:
+    """What to fit, from an estimator's parameters."""
+    for name in ("unit_weight", "unit_features", "alternate", "fit_intercept", "early_stopping", "warm_start"):
+        value = getattr(estimator, name)
+        if value not in (True, False):
+            raise ValueError(f"{name} must be True or False; got {value!r}.")
+    margin = margin_of(estimator.margin, estimator.m)
+    auto_scale, auto_alpha = is_auto(estimator.scale), is_auto(estimator.alpha)
+    if not auto_scale:
+        _number("scale", estimator.scale, 0.0, open_low=True, words=' or "auto"')
+    if not auto_alpha:
+        _number("alpha", estimator.alpha, 0.0, words=' or "auto"')
+    if estimator.alternate and estimator.unit_weight and not auto_scale:
+        raise ValueError(
+            "alternate=True fits the magnitudes in turn with the angles, but unit_weight=True with "
+            f'scale={estimator.scale!r} has none to fit. Take scale="auto" to fit one, unit_weight=False for one a class.'
+        )
+    in_turn = estimator.alternate or (estimator.unit_weight and auto_scale)
+    unit_weight = bool(estimator.unit_weight or in_turn)
+    plain = isinstance(margin, NoMargin) and not unit_weight and not estimator.unit_features
+    return Problem(
+        margin=margin,
+        # A penalty weighs against |x|²: LogisticRegression's 1 is for features of length √d, unit ones have 1.
+        alpha=(0.01 if estimator.unit_features else 1.0) if auto_alpha else float(estimator.alpha),
+        classes=classes,
+        unit_weight=unit_weight,
+        fitted=None if not in_turn else "one" if estimator.unit_weight else "each",
+        scale=float(estimator.scale) if estimator.unit_weight and not auto_scale else None,
+        bias=bool(estimator.fit_intercept and plain),
+    )
+
+
+def check_rest(estimator: Any) -> None:
+    """The parameters that do not define the problem."""
+    if not callable(estimator.kernel):
+        checks.one_of("kernel", estimator.kernel, KERNELS)
+    checks.one_of("approximation", estimator.approximation, APPROXIMATIONS)
+    checks.one_of("solver", estimator.solver, SOLVERS)
+    checks.one_of("transform_to", estimator.transform_to, ("cosines", "features"))
+    if estimator.gamma not in ("scale", "auto"):
+        _number("gamma", estimator.gamma, 0.0, open_low=True, words=', "scale" or "auto"')
+    _number("degree", estimator.degree, 0.0, open_low=True)
+    _number("coef0", estimator.coef0, -math.inf)
+    _number("tol", estimator.tol, 0.0, open_low=True)
+    _number("learning_rate", estimator.learning_rate, 0.0, open_low=True)
+    if not is_auto(estimator.intercept_scaling):
+        _number("intercept_scaling", estimator.intercept_scaling, 0.0, open_low=True, words=' or "auto"')
+    _number("validation_fraction", estimator.validation_fraction, 0.0, 1.0, open_low=True)
+    for name in ("max_iter", "batch_size", "n_iter_no_change", "n_components"):
+        value = getattr(estimator, name)
+        if name == "n_components" and value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+            raise ValueError(f"{name} must be a whole number, at least 1; got {value!r}.")
+
+
+def is_auto(value: Any) -> bool:
+    """The word, not a number or an array compared with it."""
+    return isinstance(value, str) and value == "auto"
+
+
+def _number(
+    name: str, value: Any, low: float, high: float = math.inf, *, open_low: bool = False, words: str = ""
+) -> None:
+    interval = f"{'(' if open_low or low == -math.inf else '['}{low:g}, {high:g})"
+    good = isinstance(value, Real) and not isinstance(value, bool)
+    if not (good and (low < value if open_low else low <= value) and value < high):
+        raise ValueError(f"{name} must be a number in {interval}{words}; got {value!r}.")

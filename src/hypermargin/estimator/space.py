@@ -1,0 +1,151 @@
+"""From samples to the rows that are multiplied with class vectors: mapped, with a constant, unit if wanted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_array, hstack, issparse
+
+from hypermargin.estimator import importing
+from hypermargin.estimator.features import Features, KernelFunction, Landmarks, Plain, fourier, nystroem
+from hypermargin.estimator.objective import Array, Data, Objective, row_norms
+from hypermargin.estimator.settings import is_auto
+from hypermargin.estimator.solvers import Problem, State, lbfgs, start
+
+EXACT_ROWS = 2000  # kernel matrices up to this are factorised whole
+
+
+@dataclass(frozen=True)
+class Space:
+    """Features, a constant beside them (0: none), divided by their length if `unit`, times `factor`."""
+
+    features: Features
+    constant: float
+    unit: bool
+    factor: float
+
+    def __call__(self, X: Any) -> Any:
+        """Rows for samples."""
+        return self.complete(*self.features(X))
+
+    def complete(self, features: Any, lengths: Array) -> Any:
+        """Rows for features of such lengths."""
+        by_row = self.factor / self.divisors(lengths)
+        if issparse(features):
+            if self.constant:
+                column = csr_array(np.full((features.shape[0], 1), self.constant))
+                features = hstack([features, column], format="csr")
+            return csr_array(features.multiply(by_row[:, None]))
+        if self.constant:
+            features = np.column_stack([features, np.full(len(features), self.constant)])
+        return features if (by_row == 1).all() else features * by_row[:, None]
+
+    def divisors(self, lengths: Array) -> Array:
+        """What each row is divided by."""
+        if not self.unit:
+            return np.ones_like(lengths)
+        full = np.hypot(lengths, self.constant)
+        return np.where(full > 0, full, 1.0)
+
+    @property
+    def on_the_sphere(self) -> Space:
+        """The same with rows of length 1."""
+        return replace(self, unit=True, factor=1.0)
+
+
+def uses_kernel(estimator: Any) -> bool:
+    """Whether X itself is not what the model is linear in."""
+    return callable(estimator.kernel) or estimator.kernel != "linear"
+
+
+def _approximation(estimator: Any, rows: int, more_to_come: bool) -> str:
+    if estimator.approximation != "auto":
+        return str(estimator.approximation)
+    if more_to_come:
+        return "fourier" if estimator.kernel == "rbf" else "nystroem"
+    return "exact" if rows <= EXACT_ROWS else "nystroem"
+
+
+def settle(
+    estimator: Any,
+    problem: Problem,
+    X: Any,
+    y: NDArray[np.intp],
+    weight: Array,
+    random_state: Any,
+    more_to_come: bool = False,
+) -> tuple[Space, Data]:
+    """The space for an estimator's parameters and training data, and these data in it."""
+    kernel = None
+    if uses_kernel(estimator):
+        kernel = KernelFunction(
+            estimator.kernel, _gamma(estimator.gamma, X, weight), estimator.degree, estimator.coef0
+        )
+        lengths = np.sqrt(np.maximum(kernel.diagonal(X), 0.0))
+        typical = lengths
+    else:
+        lengths = row_norms(X)
+        typical = lengths / np.sqrt(X.shape[1])
+    constant = 0.0
+    if estimator.fit_intercept and not problem.bias:
+        rms = float(np.sqrt(weight @ typical**2 / weight.sum())) or 1.0
+        constant = rms if is_auto(estimator.intercept_scaling) else float(estimator.intercept_scaling)
+    scaled = not problem.unit_weight and not is_auto(estimator.scale)
+    space = Space(Plain(), constant, bool(estimator.unit_features), float(estimator.scale) if scaled else 1.0)
+    if kernel is None:
+        return space, Data(space.complete(X, lengths), y, weight)
+    how = _approximation(estimator, X.shape[0], more_to_come)
+    if how in ("nystroem", "fourier"):
+        make = nystroem if how == "nystroem" else fourier
+        space = replace(space, features=make(kernel, X, estimator.n_components or 500, random_state))
+        return space, Data(space(X), y, weight)
+    if how == "exact":
+        landmarks, phi = Landmarks.all_of(kernel, X)
+    else:
+        wanted = estimator.n_components or max(min(X.shape[0] // 10, 200), 1)
+        pull = _pull(space, problem, lengths, y, weight, max(estimator.tol, 1e-3))
+        landmarks, phi = importing.choose(kernel, X, wanted, pull)
+    return replace(space, features=landmarks), Data(space.complete(phi, lengths), y, weight)
+
+
+def _gamma(gamma: Any, X: Any, weight: Array) -> float:
+    """SVC's: "scale" is 1/(d·Var X), here of the weighted samples; "auto" 1/d."""
+    if gamma == "auto":
+        return 1.0 / int(X.shape[1])
+    if gamma == "scale":
+        share = weight / weight.sum() / X.shape[1]
+        mean = float((share @ X).sum())
+        variance = float(share @ row_norms(X) ** 2) - mean**2
+        return 1.0 / (int(X.shape[1]) * variance) if variance > 0 else 1.0
+    return float(gamma)
+
+
+def _pull(
+    space: Space, problem: Problem, lengths: Array, y: NDArray[np.intp], weight: Array, tol: float
+) -> importing.Pull:
+    """For import vectors: fit roughly on the landmarks so far, and say where the loss wants every sample to go."""
+    divisors = space.divisors(lengths)[:, None]
+    last: list[State] = []
+
+    def pull(phi: Array) -> Array:
+        data = Data(space.complete(phi, lengths), y, weight)
+        if data.X.shape[1] == 0:  # neither landmarks nor a constant: every class is as likely
+            share = weight / data.total
+            D = np.tile(share[:, None] / problem.classes, problem.classes)
+            D[data.rows, y] -= share
+            return D / divisors
+        state = start(problem, data)
+        if last:  # the class vectors so far, with nothing along the new landmarks
+            before, kept = last[-1], last[-1].W.shape[1] - (space.constant > 0)
+            state = State(np.zeros_like(state.W), before.b, before.r)
+            state.W[:, :kept] = before.W[:, :kept]
+            state.W[:, phi.shape[1] :] = before.W[:, kept:]
+        state = lbfgs(problem, data, state, tol, 100, lambda _: None)
+        last[:] = [state]
+        _, P, _ = Objective(data, problem.margin, problem.alpha, state.r).by_products(state.W, state.b)
+        return P * space.factor / divisors
+
+    return pull
