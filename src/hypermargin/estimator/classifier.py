@@ -11,20 +11,19 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import log_softmax, softmax
 from sklearn.base import BaseEstimator, ClassifierMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.model_selection import train_test_split
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from hypermargin.estimator import inputs
 from hypermargin.estimator.features import Landmarks
 from hypermargin.estimator.objective import Array, Data, row_norms
-from hypermargin.estimator.settings import check_rest, problem_of
+from hypermargin.estimator.settings import check_rest, is_auto, problem_of
 from hypermargin.estimator.solvers import Adam, Problem, State, Stop, lbfgs, start, stochastic, unit
-from hypermargin.estimator.space import settle, uses_kernel
+from hypermargin.estimator.space import Space, settle, uses_kernel
 from hypermargin.family import FAMILY
 from hypermargin.margins import Margin
 
-LBFGS_ENTRIES = 20_000_000  # of X, up to which all rows are taken at once
+LBFGS_ENTRIES = 20_000_000  # of X and the logits, up to which all rows are taken at once
 
 
 class MarginSoftmaxClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMixin, BaseEstimator):
@@ -58,13 +57,15 @@ class MarginSoftmaxClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin,
     fit_intercept : without a margin and with free lengths a bias, as in LogisticRegression; otherwise a constant
         feature, since an angle has to know of it
     intercept_scaling : that constant; "auto": the root mean square of the entries of X (1 if they are standardised)
-    kernel : "linear", "rbf", "poly", "sigmoid", "laplacian", "cosine", or a function of two matrices, as for SVC
+    kernel : "linear", "rbf", "poly", "sigmoid", "laplacian", "cosine", "precomputed", or a function of two
+        matrices, as for SVC
     gamma, degree, coef0 : of the kernel, as for SVC
     approximation : "exact", "nystroem" or "fourier" (scikit-learn's), "import" (a few training points, chosen
         greedily); "auto": exact up to 2,000 samples, nystroem beyond
     n_components : of the approximation, or the number of import vectors; None: 500, for "import" a tenth of the
         samples and at most 200
-    solver : "lbfgs" (all samples at once, deterministic), "adam" (batches); "auto": adam from 20 million entries on
+    solver : "lbfgs" (all samples at once, deterministic), "adam" (batches); "auto": adam where X and the logits
+        together have over 20 million entries
     tol : for lbfgs the largest entry of the gradient of the mean loss; for adam the least progress of an epoch
     max_iter : iterations of lbfgs, epochs of adam
     learning_rate, batch_size : of adam
@@ -160,35 +161,28 @@ class MarginSoftmaxClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin,
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
+        tags.input_tags.pairwise = self.kernel == "precomputed"
+        tags.input_tags.sparse = not tags.input_tags.pairwise
         return tags
 
     def fit(self, X: Any, y: Any, sample_weight: ArrayLike | None = None) -> Self:
         """Find the class vectors."""
         check_rest(self)
-        before = self._state() if self.warm_start and hasattr(self, "class_vectors_") else None
-        classes_before = getattr(self, "classes_", None)
         X, y = inputs.samples(self, X, y, first=True)
-        self.classes_, labels = inputs.classes_of(y)
-        problem = problem_of(self, len(self.classes_))
-        weight = inputs.weights(sample_weight, self.class_weight, X, y, self.classes_)
+        classes, labels = inputs.classes_of(y)
+        problem = problem_of(self, len(classes))
+        weight = inputs.weights(sample_weight, self.class_weight, X, y, classes)
         inputs.check_positive_classes(labels, weight)
         rng = check_random_state(self.random_state)
         held_out = None
         if self.early_stopping:
-            X, X_held, labels, y_held, weight, w_held = train_test_split(
-                X, labels, weight, test_size=self.validation_fraction, stratify=labels, random_state=rng
-            )
-            held_out = X_held, y_held, w_held
-        self._space, data = settle(self, problem, X, labels, weight, rng)
+            X, labels, weight, held_out = inputs.hold_out(X, labels, weight, self.validation_fraction, rng)
+        space, data = settle(self, problem, X, labels, weight, rng)
+        watcher = _Watcher(self, None if held_out is None else Data(space(held_out.X), held_out.y, held_out.weight))
         state = start(problem, data)
-        if before is not None and np.array_equal(np.asarray(classes_before), self.classes_):
-            state = _continued(self, before, state)
-        watcher = _Watcher(self, held_out)
-        solver = self.solver
-        if solver == "auto":
-            solver = "lbfgs" if data.X.shape[0] * data.X.shape[1] <= LBFGS_ENTRIES else "adam"
-        if solver == "lbfgs":
+        if self.warm_start and hasattr(self, "class_vectors_") and np.array_equal(classes, self.classes_):
+            state = self._continued(state)
+        if self.solver == "lbfgs" or (self.solver == "auto" and _entries(data, problem) <= LBFGS_ENTRIES):
             state = lbfgs(problem, data, state, self.tol, self.max_iter, watcher)
         else:
             state = stochastic(
@@ -214,7 +208,7 @@ class MarginSoftmaxClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin,
                 stacklevel=2,
             )
         self._adam: Adam | None = None
-        self._publish(problem, state)
+        self._publish(problem, classes, space, state)
         return self
 
     def partial_fit(
@@ -232,28 +226,28 @@ class MarginSoftmaxClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin,
         check_rest(self)
         first = not hasattr(self, "class_vectors_")
         X, y = inputs.samples(self, X, y, first=first)
+        known = inputs.classes_to_come(classes) if first else self.classes_
+        labels = inputs.labels_among(y, known)
+        problem = problem_of(self, len(known))
+        inputs.refuse_balanced(self.class_weight)
+        weight = inputs.weights(sample_weight, self.class_weight, X, y, known)
+        rng = check_random_state(self.random_state)
         if first:
-            self.classes_ = inputs.classes_to_come(classes)
             if uses_kernel(self) and self.approximation in ("exact", "import"):
                 raise ValueError(
                     f"partial_fit cannot use approximation={self.approximation!r}, which is made of all samples. "
                     'Take "fourier" or "nystroem".'
                 )
-        labels = inputs.labels_among(y, self.classes_)
-        problem = problem_of(self, len(self.classes_))
-        inputs.refuse_balanced(self.class_weight)
-        weight = inputs.weights(sample_weight, self.class_weight, X, y, self.classes_)
-        rng = check_random_state(self.random_state)
-        if first:
-            self._space, data = settle(self, problem, X, labels, weight, rng, more_to_come=True)
+            space, data = settle(self, problem, X, labels, weight, rng, more_to_come=True)
             self._adam, self._seen = Adam(problem, start(problem, data), self.learning_rate), 0.0
         else:
-            data = Data(self._space(X), labels, weight)
+            space = self._space
+            data = Data(space(X), labels, weight)
             if self._adam is None:  # after fit
                 self._adam, self._seen = Adam(problem, self._state(), self.learning_rate), 0.0
         self._seen += data.total
         self._adam.epoch(data, self.batch_size, rng, of=self._seen)
-        self._publish(problem, self._adam.state)
+        self._publish(problem, known, space, self._adam.state)
         return self
 
     def decision_function(self, X: Any) -> Array:
@@ -283,66 +277,66 @@ class MarginSoftmaxClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin,
 
     def _logits(self, X: Any) -> Array:
         check_is_fitted(self)
-        return self._logits_of(inputs.samples(self, X, first=False), self._state())
-
-    def _logits_of(self, X: Any, state: State) -> Array:
-        z = np.asarray(self._space(X) @ state.logit_weight.T)
-        return z if state.b is None else z + state.b
+        return self._state().logits(self._space(inputs.samples(self, X, first=False)))
 
     def _state(self) -> State:
-        return State(self.class_vectors_, self._b, self._r, self.n_iter_, self.loss_curve_)
+        return State(self.class_vectors_, self._b, self._r, self.n_iter_, list(self.loss_curve_))
 
-    def _publish(self, problem: Problem, state: State) -> None:
+    def _continued(self, fresh: State) -> State:
+        """The last fit's class vectors in place of fresh ones, where they fit."""
+        before = self._state()
+        if uses_kernel(self) or before.W.shape != fresh.W.shape:
+            return fresh
+        if fresh.r is None:  # free class vectors, from whatever they were
+            return State(before.logit_weight.copy(), fresh.b if before.b is None else before.b, None)
+        fitted = before.r is not None and is_auto(self.scale)
+        return State(unit(before.W), fresh.b, before.r if fitted else fresh.r)
+
+    def _publish(self, problem: Problem, classes: NDArray[Any], space: Space, state: State) -> None:
         """What was found, as attributes."""
+        self.classes_, self._space = classes, space
         self.class_vectors_, self._b, self._r = state.W, state.b, state.r
         self.n_iter_, self.loss_curve_ = state.n_iter, state.loss_curve
-        self.margin_, self.alpha_, self.intercept_scaling_ = problem.margin, problem.alpha, self._space.constant
+        self.margin_, self.alpha_, self.intercept_scaling_ = problem.margin, problem.alpha, space.constant
         self.magnitudes_ = row_norms(state.W) if state.r is None else state.r
-        self._n_features_out = len(self.classes_) if self.transform_to == "cosines" else state.W.shape[1]
-        weight, intercept = state.logit_weight * self._space.factor, state.b
-        if self._space.constant:
-            weight, intercept = weight[:, :-1], weight[:, -1] * self._space.constant
+        self._n_features_out = len(classes) if self.transform_to == "cosines" else state.W.shape[1]
+        weight, intercept = state.logit_weight * space.factor, state.b
+        if space.constant:
+            weight, intercept = weight[:, :-1], weight[:, -1] * space.constant
         self.intercept_ = _of_difference(np.zeros(len(weight)) if intercept is None else intercept)
         if not uses_kernel(self):
             self.coef_ = _of_difference(weight)
-        elif isinstance(self._space.features, Landmarks):
-            self.support_, self.support_vectors_ = self._space.features.rows, self._space.features.points
-            self.dual_coef_ = _of_difference(self._space.features.dual(weight))
+        elif isinstance(space.features, Landmarks):
+            self.support_, self.support_vectors_ = space.features.rows, space.features.points
+            self.dual_coef_ = _of_difference(space.features.dual(weight))
 
 
 class _Watcher:
     """Prints the loss, keeps the best state by accuracy on held-out samples, and stops when it has not risen."""
 
-    def __init__(self, estimator: MarginSoftmaxClassifier, held_out: tuple[Any, Any, Array] | None) -> None:
-        self.estimator, self.held_out = estimator, held_out
+    def __init__(self, estimator: MarginSoftmaxClassifier, held_out: Data | None) -> None:
+        self.verbose, self.patience, self.held_out = estimator.verbose, estimator.n_iter_no_change, held_out
         self.scores: list[float] = []
         self.best: State | None = None
         self.stopped = False
 
     def __call__(self, state: State) -> None:
-        if self.estimator.verbose:
+        if self.verbose:
             print(f"iteration {state.n_iter}  loss {state.loss_curve[-1]:.6f}")
         if self.held_out is None:
             return
-        X, y, weight = self.held_out
-        right = self.estimator._logits_of(X, state).argmax(1) == y
-        self.scores.append(float(weight @ right / weight.sum()))
+        right = state.logits(self.held_out.X).argmax(1) == self.held_out.y
+        self.scores.append(float(self.held_out.weight @ right / self.held_out.total))
         first = int(np.argmax(self.scores))
         if first == len(self.scores) - 1:
             self.best = State(state.W.copy(), state.b, state.r)
-        if len(self.scores) - 1 - first >= self.estimator.n_iter_no_change:
+        if len(self.scores) - 1 - first >= self.patience:
             self.stopped = True
             raise Stop
 
 
-def _continued(estimator: MarginSoftmaxClassifier, before: State, fresh: State) -> State:
-    """The last fit's class vectors in place of fresh ones, where they fit."""
-    if uses_kernel(estimator) or before.W.shape != fresh.W.shape:
-        return fresh
-    if fresh.r is None:  # free class vectors, from whatever they were
-        return State(before.logit_weight.copy(), fresh.b if before.b is None else before.b, None)
-    fitted = before.r is not None and estimator.scale == "auto"
-    return State(unit(before.W), fresh.b, before.r if fitted else fresh.r)
+def _entries(data: Data, problem: Problem) -> int:
+    return int(data.X.shape[0] * (data.X.shape[1] + problem.classes))
 
 
 def _of_difference(by_class: Array) -> Array:

@@ -27,7 +27,7 @@ from hypermargin.estimator.objective import Array, row_norms
 # A landmark whose squared distance to the span of those before is below this share of the largest k(x, x) would add
 # nothing but rounding.
 RANK = 1e-10
-KERNELS = ("linear", "rbf", "poly", "sigmoid", "laplacian", "cosine")
+KERNELS = ("linear", "rbf", "poly", "sigmoid", "laplacian", "cosine", "precomputed")
 Matrix = Callable[[Any, Any], Array]
 
 
@@ -49,7 +49,10 @@ class Plain:
 
 @dataclass(frozen=True)
 class KernelFunction:
-    """k(X, Y) as a matrix, from a name of scikit-learn's or a function of two matrices."""
+    """k(X, Y) as a matrix, from a name of scikit-learn's or a function of two matrices.
+
+    "precomputed": X is the kernel matrix itself, a column for each training point.
+    """
 
     kernel: str | Matrix
     gamma: float
@@ -58,13 +61,17 @@ class KernelFunction:
 
     def __call__(self, X: Any, Y: Any) -> Array:
         """(len X, len Y)."""
+        if self.kernel == "precomputed":
+            return np.asarray(X, dtype=np.float64)
         if callable(self.kernel):
             return np.asarray(self.kernel(X, Y), dtype=np.float64)
         options = {"gamma": self.gamma, "degree": self.degree, "coef0": self.coef0}
         return np.asarray(pairwise_kernels(X, Y, metric=self.kernel, filter_params=True, **options))
 
     def diagonal(self, X: Any) -> Array:
-        """k(x, x) row by row, in small blocks."""
+        """k(x, x) of training points, row by row, in small blocks."""
+        if self.kernel == "precomputed":
+            return np.diagonal(X).copy()
         if self.kernel in ("rbf", "laplacian", "cosine"):
             return np.ones(X.shape[0])
         blocks = [X[first : first + 64] for first in range(0, X.shape[0], 64)]
@@ -82,6 +89,9 @@ class Landmarks:
 
     def __call__(self, X: Any) -> tuple[Array, Array]:
         """Φ(x) and |φ(x)|, which is longer than |Φ(x)| for a sample outside the span."""
+        if self.kernel.kernel == "precomputed":  # k(x, x) is not to be known
+            features = solve_triangular(self.L, X[:, self.rows].T, lower=True).T
+            return features, row_norms(features)
         features = solve_triangular(self.L, self.kernel(self.points, X), lower=True).T
         return features, np.sqrt(np.maximum(self.kernel.diagonal(X), 0.0))
 

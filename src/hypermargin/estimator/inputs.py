@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.model_selection import train_test_split
 from sklearn.utils import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, validate_data
 
-from hypermargin.estimator.objective import Array
+from hypermargin.estimator.objective import Array, Data
 
 
 def samples(estimator: Any, X: Any, y: Any = None, *, first: bool) -> Any:
@@ -79,3 +80,17 @@ def check_positive_classes(labels: NDArray[np.intp], weight: Array) -> None:
     """At least two classes that count."""
     if len(np.unique(labels[weight > 0])) < 2:
         raise ValueError("all samples with a positive weight are of one class; at least 2 classes are needed.")
+
+
+def hold_out(
+    X: Any, labels: NDArray[np.intp], weight: Array, share: float, rng: np.random.RandomState
+) -> tuple[Any, NDArray[np.intp], Array, Data]:
+    """A share of the samples taken off for validation, of every class alike."""
+    if np.bincount(labels).min() < 2:
+        raise ValueError(
+            "early_stopping=True needs at least 2 samples of every class: one to learn, one to validate."
+        )
+    kept_X, held_X, kept_y, held_y, kept_w, held_w = train_test_split(
+        X, labels, weight, test_size=share, stratify=labels, random_state=rng
+    )
+    return kept_X, kept_y, kept_w, Data(held_X, held_y, held_w)

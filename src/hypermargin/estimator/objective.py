@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.sparse import issparse
 from scipy.special import expit
 
 from hypermargin.margins import Margin, NoMargin
@@ -65,9 +66,13 @@ class Data:
 
 
 def row_norms(X: Any) -> Array:
-    """|x_i|, also of sparse rows."""
-    squares = X.multiply(X).sum(1) if hasattr(X, "multiply") else np.einsum("ij,ij->i", X, X)
-    return np.sqrt(np.asarray(squares, dtype=np.float64).ravel())
+    """|x_i|, also of sparse rows, and of rows whose squares overflow."""
+    squares = X.multiply(X).sum(1) if issparse(X) else np.einsum("ij,ij->i", X, X)
+    norms = np.sqrt(np.asarray(squares, dtype=np.float64).ravel())
+    if np.isfinite(norms).all():
+        return norms
+    largest = float(abs(X).max())
+    return row_norms(X / largest) * largest if np.isfinite(largest) else norms
 
 
 def psi_and_slope(margin: Margin, theta: Array) -> tuple[Array, Array]:

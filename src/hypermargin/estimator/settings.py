@@ -66,8 +66,8 @@ def problem_of(estimator: Any, classes: int) -> Problem:
         _number("alpha", estimator.alpha, 0.0, words=' or "auto"')
     if estimator.alternate and estimator.unit_weight and not auto_scale:
         raise ValueError(
-            "alternate=True fits the magnitudes in turn with the angles, but unit_weight=True with "
-            f'scale={estimator.scale!r} has none to fit. Take scale="auto" to fit one, unit_weight=False for one a class.'
+            f"alternate=True has no magnitudes to fit with unit_weight=True and scale={estimator.scale!r}. Take "
+            'scale="auto" for one magnitude, or unit_weight=False for one a class.'
         )
     in_turn = estimator.alternate or (estimator.unit_weight and auto_scale)
     unit_weight = bool(estimator.unit_weight or in_turn)

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.optimize import minimize
+from scipy.sparse import csr_array, issparse
 from threadpoolctl import ThreadpoolController
 
 from hypermargin.estimator.objective import Array, Data, MagnitudeObjective, Objective, row_norms
@@ -56,6 +57,11 @@ class State:
         """r_j·ŵ_j, which the features are multiplied with."""
         return self.W if self.r is None else unit(self.W) * self.r[:, None]
 
+    def logits(self, X: Any) -> Array:
+        """Of rows as they enter the product; no margin."""
+        z = np.asarray(X @ self.logit_weight.T)
+        return z if self.b is None else z + self.b
+
 
 class Stop(Exception):  # noqa: N818  # not an error
     """Raised by a watcher: enough."""
@@ -75,9 +81,9 @@ def start(problem: Problem, data: Data) -> State:
     b = np.zeros(problem.classes) if problem.bias else None
     if isinstance(problem.margin, NoMargin) and not problem.unit_weight:
         return State(np.zeros((problem.classes, data.X.shape[1])), b, None)
-    member = np.zeros((len(data.y), problem.classes))
-    member[data.rows, data.y] = data.weight
-    W = unit(np.asarray((data.X.T @ member).T))
+    member = csr_array((data.weight, (data.y, data.rows)), shape=(problem.classes, len(data.y)))
+    sums = member @ data.X
+    W = unit(sums.toarray() if issparse(sums) else sums)
     if not problem.unit_weight:
         return State(W, b, None)
     typical = float(np.sqrt(data.weight @ data.lengths**2 / data.total)) or 1.0
@@ -113,6 +119,11 @@ def _descend(problem: Problem, data: Data, state: State, tol: float, max_iter: i
 
     def flat(v: Array) -> tuple[float, Array]:
         loss, by_W, by_b = objective(v[:size].reshape(shape), None if state.b is None else v[size:])
+        if not np.isfinite(loss):
+            raise ValueError(
+                f"the loss is {loss}: the features, up to {abs(data.X).max():.3g}, are too large to multiply. "
+                "Scale them (sklearn.preprocessing.StandardScaler)."
+            )
         return loss, by_W.ravel() if by_b is None else np.concatenate([by_W.ravel(), by_b])
 
     def at(v: Array) -> State:

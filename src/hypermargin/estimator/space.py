@@ -64,6 +64,8 @@ def uses_kernel(estimator: Any) -> bool:
 def _approximation(estimator: Any, rows: int, more_to_come: bool) -> str:
     if estimator.approximation != "auto":
         return str(estimator.approximation)
+    if estimator.kernel == "precomputed":
+        return "exact"
     if more_to_come:
         return "fourier" if estimator.kernel == "rbf" else "nystroem"
     return "exact" if rows <= EXACT_ROWS else "nystroem"
@@ -98,6 +100,11 @@ def settle(
     if kernel is None:
         return space, Data(space.complete(X, lengths), y, weight)
     how = _approximation(estimator, X.shape[0], more_to_come)
+    if estimator.kernel == "precomputed" and (more_to_come or how in ("nystroem", "fourier")):
+        raise ValueError(
+            'kernel="precomputed" is for fit with approximation="exact" or "import": there are no samples to '
+            "approximate it by."
+        )
     if how in ("nystroem", "fourier"):
         make = nystroem if how == "nystroem" else fourier
         space = replace(space, features=make(kernel, X, estimator.n_components or 500, random_state))
