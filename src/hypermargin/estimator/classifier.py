@@ -242,7 +242,7 @@ class MarginSoftmaxClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin,
             self._adam, self._seen = Adam(problem, start(problem, data), self.learning_rate), 0.0
         else:
             space = self._space
-            data = Data(space(X), labels, weight)
+            data = space.data(*space.features(X), labels, weight)
             if self._adam is None:  # after fit
                 self._adam, self._seen = Adam(problem, self._state(), self.learning_rate), 0.0
         self._seen += data.total

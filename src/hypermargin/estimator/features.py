@@ -64,7 +64,13 @@ class KernelFunction:
         if self.kernel == "precomputed":
             return np.asarray(X, dtype=np.float64)
         if callable(self.kernel):
-            return np.asarray(self.kernel(X, Y), dtype=np.float64)
+            K = np.asarray(self.kernel(X, Y), dtype=np.float64)
+            if K.shape != (X.shape[0], Y.shape[0]):
+                raise ValueError(
+                    f"kernel must return a matrix of {X.shape[0]} × {Y.shape[0]}, the rows of its arguments; "
+                    f"got {K.shape}. It is called with two matrices, as SVC calls it."
+                )
+            return K
         options = {"gamma": self.gamma, "degree": self.degree, "coef0": self.coef0}
         return np.asarray(pairwise_kernels(X, Y, metric=self.kernel, filter_params=True, **options))
 
@@ -163,12 +169,7 @@ def fourier(kernel: KernelFunction, X: Any, components: int, random_state: Any) 
 
 
 def check_kernel_matrix(K: Array) -> None:
-    """A square, finite, symmetric matrix with nothing negative on its diagonal."""
-    if K.ndim != 2 or K.shape[0] != K.shape[1]:
-        raise ValueError(
-            "kernel must return a matrix, a row for each row of its first argument and a column for each of its "
-            f"second; got {K.shape}. It is called with two matrices, as SVC calls it."
-        )
+    """A finite, symmetric matrix with nothing negative on its diagonal."""
     if not np.isfinite(K).all():
         raise ValueError("kernel returned NaN or infinity. Scale the features, or lower gamma or degree.")
     largest = max(float(np.abs(K).max()), np.finfo(float).tiny)

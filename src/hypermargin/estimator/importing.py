@@ -31,7 +31,7 @@ class _Chosen:
 
     K: Array
     phi: Array  # (N, room)
-    left: Array  # (N,)
+    left: Array  # (N,); 0 where a row is no candidate
     rows: list[int]
 
     @property
@@ -65,16 +65,18 @@ class _Chosen:
         return True
 
 
-def choose(kernel: KernelFunction, X: Any, wanted: int, pull: Pull) -> tuple[Landmarks, Array]:
-    """`wanted` landmarks out of the rows of X, or fewer where fewer span them all; and Φ of the rows.
+def choose(
+    kernel: KernelFunction, X: Any, candidates: NDArray[np.bool_], wanted: int, pull: Pull
+) -> tuple[Landmarks, Array]:
+    """`wanted` landmarks out of the candidates among the rows of X, or fewer where fewer span them all; and Φ.
 
     `pull(Φ)` fits on Φ and returns the loss's gradient by the products; it is called after each of the first few
     landmarks, then after each tenth more of them.
     """
     K = kernel(X, X)
     check_kernel_matrix(K)
-    wanted = min(wanted, len(K))
-    chosen = _Chosen(K, np.zeros((len(K), wanted)), K.diagonal().copy(), [])
+    wanted = min(wanted, int(candidates.sum()))
+    chosen = _Chosen(K, np.zeros((len(K), wanted)), np.where(candidates, K.diagonal(), 0.0), [])
     while len(chosen.rows) < wanted:
         count = min(max(1, len(chosen.rows) // 10), wanted - len(chosen.rows))
         if not chosen.add_best(pull(chosen.features), count):

@@ -29,7 +29,7 @@ def classes_of(y: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.intp]]:
     classes, labels = np.unique(y, return_inverse=True)
     if len(classes) < 2:
         raise ValueError(
-            f"MarginSoftmaxClassifier needs samples of at least 2 classes; y has only one class: {classes[0]!r}."
+            f"MarginSoftmaxClassifier needs at least 2 classes; y has only one class: {classes.tolist()[0]!r}."
         )
     return classes, labels
 
@@ -40,7 +40,7 @@ def classes_to_come(classes: Any) -> NDArray[Any]:
         raise ValueError("classes must be given to the first call of partial_fit: all that will ever come.")
     found = np.unique(np.asarray(classes))
     if len(found) < 2:
-        raise ValueError(f"classes must be at least 2; got {found!r}.")
+        raise ValueError(f"classes must be at least 2; got {found.tolist()}.")
     return found
 
 
@@ -49,7 +49,7 @@ def labels_among(y: NDArray[Any], classes: NDArray[Any]) -> NDArray[np.intp]:
     strange = np.setdiff1d(y, classes)
     if len(strange):
         raise ValueError(
-            f"y must hold the classes given to the first call; {strange[0]!r} is not among {classes!r}."
+            f"y must hold classes of the first call; {strange.tolist()[0]!r} is not among {classes.tolist()}."
         )
     return np.searchsorted(classes, y)
 

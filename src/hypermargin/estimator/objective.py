@@ -44,11 +44,14 @@ class Data:
     X: Any  # (N, d) array or sparse
     y: NDArray[np.intp]
     weight: Array
+    given_lengths: Array | None = (
+        None  # of samples that are longer than their rows: only part of them is in the span
+    )
 
     @cached_property
     def lengths(self) -> Array:
         """|x_i|."""
-        return row_norms(self.X)
+        return row_norms(self.X) if self.given_lengths is None else self.given_lengths
 
     @cached_property
     def total(self) -> float:
@@ -62,17 +65,20 @@ class Data:
 
     def part(self, rows: Any) -> Data:
         """Some of the rows."""
-        return Data(self.X[rows], self.y[rows], self.weight[rows])
+        return Data(self.X[rows], self.y[rows], self.weight[rows], self.lengths[rows])
 
 
 def row_norms(X: Any) -> Array:
     """|x_i|, also of sparse rows, and of rows whose squares overflow."""
-    squares = X.multiply(X).sum(1) if issparse(X) else np.einsum("ij,ij->i", X, X)
+    with np.errstate(over="ignore"):
+        squares = X.multiply(X).sum(1) if issparse(X) else np.einsum("ij,ij->i", X, X)
     norms = np.sqrt(np.asarray(squares, dtype=np.float64).ravel())
-    if np.isfinite(norms).all():
-        return norms
-    largest = float(abs(X).max())
-    return row_norms(X / largest) * largest if np.isfinite(largest) else norms
+    over = ~np.isfinite(norms)
+    if over.any():
+        rows = X[over].toarray() if issparse(X) else X[over]
+        largest = np.abs(rows).max(1)
+        norms[over] = np.linalg.norm(rows / largest[:, None], axis=1) * largest
+    return norms
 
 
 def psi_and_slope(margin: Margin, theta: Array) -> tuple[Array, Array]:

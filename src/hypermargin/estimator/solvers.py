@@ -175,7 +175,7 @@ def _with_magnitudes(problem: Problem, data: Data, state: State) -> State:
         jac=True,
         method="L-BFGS-B",
         bounds=[(1e-6, None)] * len(start),
-        options={"gtol": 1e-8, "maxiter": 200},
+        options={"gtol": 1e-8, "ftol": 64 * np.finfo(float).eps, "maxiter": 200},
     )
     return replace(state, r=np.full(classes, found.x[0]) if problem.fitted == "one" else found.x)
 

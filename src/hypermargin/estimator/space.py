@@ -31,6 +31,11 @@ class Space:
         """Rows for samples."""
         return self.complete(*self.features(X))
 
+    def data(self, features: Any, lengths: Array, y: NDArray[np.intp], weight: Array) -> Data:
+        """Training data of such features and lengths."""
+        full = self.factor * np.hypot(lengths, self.constant) / self.divisors(lengths)
+        return Data(self.complete(features, lengths), y, weight, full)
+
     def complete(self, features: Any, lengths: Array) -> Any:
         """Rows for features of such lengths."""
         by_row = self.factor / self.divisors(lengths)
@@ -82,6 +87,8 @@ def settle(
 ) -> tuple[Space, Data]:
     """The space for an estimator's parameters and training data, and these data in it."""
     kernel = None
+    if estimator.kernel == "precomputed" and X.shape[0] != X.shape[1]:
+        raise ValueError(f'kernel="precomputed" needs a square X, k of every two training samples; got {X.shape}.')
     if uses_kernel(estimator):
         kernel = KernelFunction(
             estimator.kernel, _gamma(estimator.gamma, X, weight), estimator.degree, estimator.coef0
@@ -93,12 +100,13 @@ def settle(
         typical = lengths / np.sqrt(X.shape[1])
     constant = 0.0
     if estimator.fit_intercept and not problem.bias:
-        rms = float(np.sqrt(weight @ typical**2 / weight.sum())) or 1.0
+        longest = float(typical.max()) or 1.0  # whose square may be more than a float holds
+        rms = longest * float(np.sqrt(weight @ (typical / longest) ** 2 / weight.sum())) or 1.0
         constant = rms if is_auto(estimator.intercept_scaling) else float(estimator.intercept_scaling)
     scaled = not problem.unit_weight and not is_auto(estimator.scale)
     space = Space(Plain(), constant, bool(estimator.unit_features), float(estimator.scale) if scaled else 1.0)
     if kernel is None:
-        return space, Data(space.complete(X, lengths), y, weight)
+        return space, space.data(X, lengths, y, weight)
     how = _approximation(estimator, X.shape[0], more_to_come)
     if estimator.kernel == "precomputed" and (more_to_come or how in ("nystroem", "fourier")):
         raise ValueError(
@@ -108,14 +116,14 @@ def settle(
     if how in ("nystroem", "fourier"):
         make = nystroem if how == "nystroem" else fourier
         space = replace(space, features=make(kernel, X, estimator.n_components or 500, random_state))
-        return space, Data(space(X), y, weight)
+        return space, space.data(*space.features(X), y, weight)
     if how == "exact":
         landmarks, phi = Landmarks.all_of(kernel, X)
     else:
         wanted = estimator.n_components or max(min(X.shape[0] // 10, 200), 1)
         pull = _pull(space, problem, lengths, y, weight, max(estimator.tol, 1e-3))
-        landmarks, phi = importing.choose(kernel, X, wanted, pull)
-    return replace(space, features=landmarks), Data(space.complete(phi, lengths), y, weight)
+        landmarks, phi = importing.choose(kernel, X, weight > 0, wanted, pull)
+    return replace(space, features=landmarks), space.data(phi, lengths, y, weight)
 
 
 def _gamma(gamma: Any, X: Any, weight: Array) -> float:
@@ -138,7 +146,7 @@ def _pull(
     last: list[State] = []
 
     def pull(phi: Array) -> Array:
-        data = Data(space.complete(phi, lengths), y, weight)
+        data = space.data(phi, lengths, y, weight)
         if data.X.shape[1] == 0:  # neither landmarks nor a constant: every class is as likely
             share = weight / data.total
             D = np.tile(share[:, None] / problem.classes, problem.classes)
