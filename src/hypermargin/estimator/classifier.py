@@ -12,6 +12,7 @@ from scipy.special import log_softmax, softmax
 from sklearn.base import BaseEstimator, ClassifierMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
+from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
 from hypermargin.estimator import inputs
@@ -24,6 +25,18 @@ from hypermargin.family import FAMILY
 from hypermargin.margins import Margin
 
 LBFGS_ENTRIES = 20_000_000  # of X and the logits, up to which all rows are taken at once
+
+
+def _may_come_in_parts(estimator: Any) -> bool:
+    """Whether there is a partial_fit: not with a kernel that is made of all samples."""
+    if uses_kernel(estimator) and (
+        estimator.approximation in ("exact", "import") or estimator.kernel == "precomputed"
+    ):
+        raise AttributeError(
+            "partial_fit cannot use what is made of all samples, a precomputed kernel or approximation="
+            f'{estimator.approximation!r}. Take approximation="fourier" or "nystroem".'
+        )
+    return True
 
 
 class MarginSoftmaxClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMixin, BaseEstimator):
@@ -49,7 +62,8 @@ class MarginSoftmaxClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin,
     Parameters
     ----------
     margin : name of a registered margin ("none", "arcface", "cosface", "sphereface", "combined", …) or a Margin
-    m : its number, or numbers for "combined"; None: a modest one for a name, the margin's own for a Margin
+    m : its number, or numbers for "combined"; None: a modest one for a name, the margin's own for a Margin; not used
+        by "none"
     scale : s, or "auto": fitted where `unit_weight`, else 1
     unit_weight, unit_features : whether class vectors and samples count by their direction alone
     alternate : fit the magnitudes |W_j| in turn with the angles
@@ -197,6 +211,7 @@ class MarginSoftmaxClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin,
                 rng=rng,
                 watch=watcher,
             )
+        vars(self).pop("validation_scores_", None)
         if watcher.best is not None:
             state.W, state.b, state.r = watcher.best.W, watcher.best.b, watcher.best.r
             self.validation_scores_ = watcher.scores
@@ -211,6 +226,7 @@ class MarginSoftmaxClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin,
         self._publish(problem, classes, space, state)
         return self
 
+    @available_if(_may_come_in_parts)  # type: ignore[untyped-decorator]
     def partial_fit(
         self,
         X: Any,
@@ -233,11 +249,6 @@ class MarginSoftmaxClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin,
         weight = inputs.weights(sample_weight, self.class_weight, X, y, known)
         rng = check_random_state(self.random_state)
         if first:
-            if uses_kernel(self) and self.approximation in ("exact", "import"):
-                raise ValueError(
-                    f"partial_fit cannot use approximation={self.approximation!r}, which is made of all samples. "
-                    'Take "fourier" or "nystroem".'
-                )
             space, data = settle(self, problem, X, labels, weight, rng, more_to_come=True)
             self._adam, self._seen = Adam(problem, start(problem, data), self.learning_rate), 0.0
         else:
@@ -292,6 +303,11 @@ class MarginSoftmaxClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin,
         fitted = before.r is not None and is_auto(self.scale)
         return State(unit(before.W), fresh.b, before.r if fitted else fresh.r)
 
+    @property
+    def _n_features_out(self) -> int:
+        """For the names of what `transform` returns."""
+        return len(self.classes_) if self.transform_to == "cosines" else int(self.class_vectors_.shape[1])
+
     def _publish(self, problem: Problem, classes: NDArray[Any], space: Space, state: State) -> None:
         """What was found, as attributes."""
         self.classes_, self._space = classes, space
@@ -299,10 +315,11 @@ class MarginSoftmaxClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin,
         self.n_iter_, self.loss_curve_ = state.n_iter, state.loss_curve
         self.margin_, self.alpha_, self.intercept_scaling_ = problem.margin, problem.alpha, space.constant
         self.magnitudes_ = row_norms(state.W) if state.r is None else state.r
-        self._n_features_out = len(classes) if self.transform_to == "cosines" else state.W.shape[1]
         weight, intercept = state.logit_weight * space.factor, state.b
         if space.constant:
             weight, intercept = weight[:, :-1], weight[:, -1] * space.constant
+        for name in ("coef_", "support_", "support_vectors_", "dual_coef_"):  # of another kernel, before
+            vars(self).pop(name, None)
         self.intercept_ = _of_difference(np.zeros(len(weight)) if intercept is None else intercept)
         if not uses_kernel(self):
             self.coef_ = _of_difference(weight)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -89,6 +90,12 @@ def hold_out(
     if np.bincount(labels).min() < 2:
         raise ValueError(
             "early_stopping=True needs at least 2 samples of every class: one to learn, one to validate."
+        )
+    held, classes = math.ceil(share * len(labels)), len(np.unique(labels))
+    if not classes <= held <= len(labels) - classes:
+        raise ValueError(
+            f"early_stopping=True with validation_fraction={share:g} would hold out {held} of {len(labels)} samples; "
+            f"{classes} classes need at least as many on both sides. Change validation_fraction."
         )
     kept_X, held_X, kept_y, held_y, kept_w, held_w = train_test_split(
         X, labels, weight, test_size=share, stratify=labels, random_state=rng

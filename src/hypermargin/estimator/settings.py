@@ -36,8 +36,8 @@ def margin_of(margin: str | Margin, m: float | Sequence[float] | None) -> Margin
     if m is None:
         return found
     own = found.m
-    if own is None:
-        raise ValueError(f"m must be None for {type(found).__name__}, which has no number; got {m!r}.")
+    if own is None:  # as SVC does with a gamma that its kernel has no use for: one grid serves all
+        return found
     names = ["m"] if isinstance(own, float | int) else [f.name for f in margins.number_fields(type(found))]
     values = list(m) if isinstance(m, Sequence) else [m]
     if len(values) != len(names):

@@ -108,7 +108,7 @@ def settle(
     if kernel is None:
         return space, space.data(X, lengths, y, weight)
     how = _approximation(estimator, X.shape[0], more_to_come)
-    if estimator.kernel == "precomputed" and (more_to_come or how in ("nystroem", "fourier")):
+    if estimator.kernel == "precomputed" and how in ("nystroem", "fourier"):
         raise ValueError(
             'kernel="precomputed" is for fit with approximation="exact" or "import": there are no samples to '
             "approximate it by."
