@@ -262,8 +262,8 @@ def test_in_scikit_learns_company():
     X, y = load_wine(return_X_y=True)
     pipe = make_pipeline(StandardScaler(), MarginSoftmaxClassifier())
     assert cross_val_score(pipe, X, y).mean() > 0.95
-    grid = {"marginsoftmaxclassifier__margin": ["none", ArcFace(), "cosface"], "marginsoftmaxclassifier__m": [0.1, 0.2],
-            "marginsoftmaxclassifier__kernel": ["linear", "rbf"]}  # fmt: skip
+    grid = {"margin": ["none", ArcFace(), "cosface"], "m": [0.1, 0.2], "kernel": ["linear", "rbf"]}
+    grid = {f"marginsoftmaxclassifier__{name}": values for name, values in grid.items()}
     assert GridSearchCV(pipe, grid, cv=3).fit(X, y).best_score_ > 0.95
     calibrated = CalibratedClassifierCV(pipe, cv=3, ensemble=False).fit(X, y)
     np.testing.assert_allclose(calibrated.predict_proba(X).sum(1), 1.0)
@@ -317,7 +317,7 @@ def test_early_stopping_keeps_the_best():
         assert model.n_iter_ == len(model.loss_curve_)
     with pytest.raises(ValueError, match="needs at least 2 samples of every class"):
         MarginSoftmaxClassifier(early_stopping=True).fit([[0.0], [1.0], [2.0]], [0, 0, 1])
-    with pytest.raises(ValueError, match="validation_fraction=0.1 would hold out 1 of 4 samples; 2 classes need"):
+    with pytest.raises(ValueError, match=r"validation_fraction=0\.1 would hold out 1 of 4 samples; 2 classes need"):
         MarginSoftmaxClassifier(early_stopping=True).fit([[0.0], [1.0], [2.0], [3.0]], [0, 0, 1, 1])
 
 

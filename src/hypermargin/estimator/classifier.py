@@ -62,8 +62,8 @@ class MarginSoftmaxClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin,
     Parameters
     ----------
     margin : name of a registered margin ("none", "arcface", "cosface", "sphereface", "combined", …) or a Margin
-    m : its number, or numbers for "combined"; None: a modest one for a name, the margin's own for a Margin; not used
-        by "none"
+    m : its number, or numbers for "combined"; None: a modest one for a name, the margin's own for a Margin;
+        "none" has no use for it
     scale : s, or "auto": fitted where `unit_weight`, else 1
     unit_weight, unit_features : whether class vectors and samples count by their direction alone
     alternate : fit the magnitudes |W_j| in turn with the angles
@@ -211,7 +211,7 @@ class MarginSoftmaxClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin,
                 rng=rng,
                 watch=watcher,
             )
-        vars(self).pop("validation_scores_", None)
+        self.__dict__.pop("validation_scores_", None)
         if watcher.best is not None:
             state.W, state.b, state.r = watcher.best.W, watcher.best.b, watcher.best.r
             self.validation_scores_ = watcher.scores
@@ -319,7 +319,7 @@ class MarginSoftmaxClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin,
         if space.constant:
             weight, intercept = weight[:, :-1], weight[:, -1] * space.constant
         for name in ("coef_", "support_", "support_vectors_", "dual_coef_"):  # of another kernel, before
-            vars(self).pop(name, None)
+            self.__dict__.pop(name, None)
         self.intercept_ = _of_difference(np.zeros(len(weight)) if intercept is None else intercept)
         if not uses_kernel(self):
             self.coef_ = _of_difference(weight)

@@ -94,8 +94,8 @@ def hold_out(
     held, classes = math.ceil(share * len(labels)), len(np.unique(labels))
     if not classes <= held <= len(labels) - classes:
         raise ValueError(
-            f"early_stopping=True with validation_fraction={share:g} would hold out {held} of {len(labels)} samples; "
-            f"{classes} classes need at least as many on both sides. Change validation_fraction."
+            f"early_stopping=True with validation_fraction={share:g} would hold out {held} of {len(labels)} "
+            f"samples; {classes} classes need at least as many on both sides. Change validation_fraction."
         )
     kept_X, held_X, kept_y, held_y, kept_w, held_w = train_test_split(
         X, labels, weight, test_size=share, stratify=labels, random_state=rng

@@ -104,7 +104,8 @@ class Objective:
     def __call__(self, W: Array, b: Array | None) -> tuple[float, Array, Array | None]:
         """L and its gradients by W (C, d) and b (C,)."""
         data, norm = self.data, row_norms(W)
-        loss, P, by_length = self.by_products(W, b)
+        with np.errstate(over="ignore", invalid="ignore"):  # a loss that is not finite is the caller's to report
+            loss, P, by_length = self.by_products(W, b)
         by_b = None if b is None else P.sum(0)
         safe = np.where(norm > 0, norm, 1.0)
         direction = W / safe[:, None]
