@@ -14,6 +14,7 @@ from hypermargin.plots.catalogue import make, pictures
 from hypermargin.plots.features import FeaturesDisplay
 from hypermargin.plots.monotone import MonotoneDisplay
 from hypermargin.plots.norms import NormsDisplay
+from hypermargin.plots.plane import PlaneDisplay
 from hypermargin.plots.psi import PsiDisplay
 from hypermargin.plots.regions import RegionsDisplay
 from hypermargin.plots.style import Display, Panels
@@ -30,6 +31,7 @@ __all__ = [
     "MonotoneDisplay",
     "NormsDisplay",
     "Panels",
+    "PlaneDisplay",
     "PsiDisplay",
     "RegionsDisplay",
     "RocDisplay",
