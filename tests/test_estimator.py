@@ -114,6 +114,20 @@ def test_the_gradient_of_the_librarys_loss_vanishes_at_the_fit(margin, kind):
     assert model.loss_curve_[-1] == pytest.approx(loss.item(), abs=1e-6)
 
 
+@pytest.mark.parametrize("margin", ["arcface", "cosface", "sphereface"])
+@pytest.mark.parametrize("load", [load_iris, load_wine, load_breast_cancer])
+def test_the_minimum_does_not_depend_on_the_start(load, margin):
+    """The loss is not convex, but class means and random class vectors end in the same place."""
+    X, y = standardised(load)
+    model = classifier("angle", margin=margin, tol=1e-6, warm_start=True).fit(X, y)
+    right = model.loss_curve_[-1]
+    rng = np.random.default_rng(0)
+    for _ in range(3):
+        model.class_vectors_ = rng.normal(size=model.class_vectors_.shape)
+        assert model.fit(X, y).loss_curve_[0] > 1.1 * right
+        assert model.loss_curve_[-1] == pytest.approx(right, abs=1e-5)
+
+
 @pytest.mark.parametrize("kind", ["auto", "alternated"])
 def test_where_angle_and_magnitude_settle_neither_wants_to_move(kind):
     X, y = standardised(load_wine)
