@@ -148,6 +148,36 @@ def evaluate(
     typer.echo(as_markdown(result))
 
 
+@bench.command()
+def shallow(
+    part: Annotated[
+        list[str] | None, typer.Option(help="accuracy, search, angle, import or time; repeatable. Without it: all.")
+    ] = None,
+    data: Annotated[
+        list[str] | None, typer.Option(help="iris, wine, breast-cancer or digits; repeatable. Without it: all.")
+    ] = None,
+    repeats: Annotated[int, typer.Option(help="Of the five folds.", min=1)] = 4,
+    quick: Annotated[bool, typer.Option("--quick", help="Little of everything, to see that it works.")] = False,
+    out: Annotated[Path | None, typer.Option(help="A folder for the JSON and the Markdown.")] = None,
+) -> None:
+    """The scikit-learn estimator beside LogisticRegression, LinearSVC and SVC: accuracy, angles, time.
+
+    Parts already in the folder are kept, so that one can be measured again by itself.
+
+    \b
+    Examples:
+      hypermargin bench shallow --quick --data iris
+      hypermargin bench shallow --out results
+      hypermargin bench shallow --part time --out results
+    """
+    from hypermargin.bench.shallow import run
+    from hypermargin.bench.shallow_tables import as_markdown
+
+    with plain_errors(), _saying() as say:
+        result = run(part or (), data or (), repeats=repeats, quick=quick, out=out, say=say)
+    typer.echo(as_markdown(result))
+
+
 @contextmanager
 def _saying() -> Iterator[Callable[[str], None]]:
     """What is being done: one changing line in a terminal, else line after line; on stderr."""

@@ -103,7 +103,7 @@ def lbfgs(problem: Problem, data: Data, state: State, tol: float, max_iter: int,
                 assert before is not None
                 assert state.r is not None
                 change = np.abs(state.r - before).max() / before.max()
-                if state.unfinished or (loose == tol and change <= 100 * tol):
+                if state.n_iter >= max_iter or (loose == tol and change <= 100 * tol):
                     break
             else:
                 state.unfinished = f"angle and magnitude did not settle in {ROUNDS} rounds"
@@ -134,10 +134,9 @@ def _descend(problem: Problem, data: Data, state: State, tol: float, max_iter: i
         state.loss_curve.append(float(intermediate_result.fun))
         watch(at(intermediate_result.x))
 
-    start = state.W.ravel() if state.b is None else np.concatenate([state.W.ravel(), state.b])
     found = minimize(
         flat,
-        start,
+        state.W.ravel() if state.b is None else np.concatenate([state.W.ravel(), state.b]),
         jac=True,
         method="L-BFGS-B",
         callback=after,
@@ -153,8 +152,7 @@ def _descend(problem: Problem, data: Data, state: State, tol: float, max_iter: i
     new.n_iter, new.loss_curve = state.n_iter, state.loss_curve
     if problem.unit_weight:
         new.W = unit(new.W)  # its length means nothing, and a long one turns slowly
-    if not found.success:
-        new.unfinished = f"{found.message} after {new.n_iter} iterations"
+    new.unfinished = "" if found.success else f"{found.message} after {new.n_iter} iterations"
     return new
 
 
@@ -168,13 +166,13 @@ def _with_magnitudes(problem: Problem, data: Data, state: State) -> State:
         loss, by_r = objective(np.full(classes, v[0]))
         return loss, by_r.sum(keepdims=True)
 
-    start = state.r[:1] if problem.fitted == "one" else state.r
+    before = state.r[:1] if problem.fitted == "one" else state.r
     found = minimize(
         one if problem.fitted == "one" else objective,
-        start,
+        before,
         jac=True,
         method="L-BFGS-B",
-        bounds=[(1e-6, None)] * len(start),
+        bounds=[(1e-6, None)] * len(before),
         options={"gtol": 1e-8, "ftol": 64 * np.finfo(float).eps, "maxiter": 200},
     )
     return replace(state, r=np.full(classes, found.x[0]) if problem.fitted == "one" else found.x)
