@@ -128,10 +128,14 @@ def test_the_minimum_does_not_depend_on_the_start(load, margin):
         assert model.loss_curve_[-1] == pytest.approx(right, abs=1e-5)
 
 
+@pytest.mark.parametrize("load", [load_wine, load_breast_cancer])
 @pytest.mark.parametrize("kind", ["auto", "alternated"])
-def test_where_angle_and_magnitude_settle_neither_wants_to_move(kind):
-    X, y = standardised(load_wine)
-    model = classifier(kind, tol=1e-6, max_iter=20_000).fit(X, y)
+def test_where_angle_and_magnitude_settle_neither_wants_to_move(kind, load):
+    """On breast cancer they overshoot each other if both have their way."""
+    X, y = standardised(load)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = classifier(kind, tol=1e-6, max_iter=20_000).fit(X, y)
     data = Data(model._space(X), y, np.ones(len(y)))
     _, turning, _ = Objective(data, model.margin_, 0.0, model.magnitudes_)(model.class_vectors_, None)
     _, stretching = MagnitudeObjective(data, data.X @ model.class_vectors_.T, model.alpha_)(model.magnitudes_)
@@ -317,15 +321,9 @@ def test_a_warm_start_begins_where_the_last_fit_ended():
 
 def test_early_stopping_keeps_the_best():
     X, y = standardised(load_digits)
-    for solver in ("lbfgs", "adam"):
-        model = MarginSoftmaxClassifier(
-            early_stopping=True,
-            n_iter_no_change=3,
-            solver=solver,
-            random_state=0,
-            scale=60.0,
-            validation_fraction=0.2,
-        ).fit(X, y)
+    for solver, scale in (("lbfgs", 60.0), ("lbfgs", "auto"), ("adam", 60.0)):
+        options = {"solver": solver, "scale": scale, "n_iter_no_change": 3, "validation_fraction": 0.2}
+        model = MarginSoftmaxClassifier(early_stopping=True, random_state=0, **options).fit(X, y)
         best = int(np.argmax(model.validation_scores_))
         assert len(model.validation_scores_) == best + 1 + 3 == model.n_iter_
         assert model.n_iter_ == len(model.loss_curve_)

@@ -130,7 +130,7 @@ def test_approximations_are_scikit_learns():
             **PLAIN, kernel="rbf", approximation=name, **options, random_state=0, tol=1e-6
         ).fit(X, y)
         rows = theirs(**options, random_state=np.random.RandomState(0)).fit_transform(X)
-        plain = MarginSoftmaxClassifier(**PLAIN, tol=1e-6).fit(rows, y)
+        plain = MarginSoftmaxClassifier(**PLAIN, alpha=made.alpha_, tol=1e-6).fit(rows, y)
         np.testing.assert_allclose(made.predict_proba(X), plain.predict_proba(rows), atol=1e-6)
     whole = MarginSoftmaxClassifier(kernel="rbf", approximation="nystroem", n_components=600, random_state=0)
     exact = MarginSoftmaxClassifier(kernel="rbf", approximation="exact")

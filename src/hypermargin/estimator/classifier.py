@@ -67,7 +67,8 @@ class MarginSoftmaxClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin,
     scale : s, or "auto": fitted where `unit_weight`, else 1
     unit_weight, unit_features : whether class vectors and samples count by their direction alone
     alternate : fit the magnitudes |W_j| in turn with the angles
-    alpha : the L2 penalty on the magnitudes, 1/C of LogisticRegression; "auto": 1, or 0.01 with unit features
+    alpha : the L2 penalty on the magnitudes, 1/C of LogisticRegression (2/C for two classes, for which it has half
+        the parameters); "auto": 1, or 0.01 with unit features or a kernel
     fit_intercept : without a margin and with free lengths a bias, as in LogisticRegression; otherwise a constant
         feature, since an angle has to know of it
     intercept_scaling : that constant; "auto": the root mean square of the entries of X (1 if they are standardised)
@@ -349,7 +350,7 @@ class _Watcher:
             self.best = State(state.W.copy(), state.b, state.r)
         if len(self.scores) - 1 - first >= self.patience:
             self.stopped = True
-            raise Stop
+            raise Stop(state)
 
 
 def _entries(data: Data, problem: Problem) -> int:

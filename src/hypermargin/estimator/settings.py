@@ -72,10 +72,12 @@ def problem_of(estimator: Any, classes: int) -> Problem:
     in_turn = estimator.alternate or (estimator.unit_weight and auto_scale)
     unit_weight = bool(estimator.unit_weight or in_turn)
     plain = isinstance(margin, NoMargin) and not unit_weight and not estimator.unit_features
+    # A penalty weighs against |x|²: LogisticRegression's 1 is for features of length √d. Unit ones have length 1,
+    # and so have those of most kernels.
+    short = estimator.unit_features or callable(estimator.kernel) or estimator.kernel != "linear"
     return Problem(
         margin=margin,
-        # A penalty weighs against |x|²: LogisticRegression's 1 is for features of length √d, unit ones have 1.
-        alpha=(0.01 if estimator.unit_features else 1.0) if auto_alpha else float(estimator.alpha),
+        alpha=(0.01 if short else 1.0) if auto_alpha else float(estimator.alpha),
         classes=classes,
         unit_weight=unit_weight,
         fitted=None if not in_turn else "one" if estimator.unit_weight else "each",

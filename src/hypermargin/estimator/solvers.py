@@ -64,7 +64,10 @@ class State:
 
 
 class Stop(Exception):  # noqa: N818  # not an error
-    """Raised by a watcher: enough."""
+    """Raised by a watcher: enough, in this state."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
 
 
 Watch = Callable[[State], None]  # called after every iteration; may raise Stop
@@ -96,20 +99,29 @@ def lbfgs(problem: Problem, data: Data, state: State, tol: float, max_iter: int,
         try:
             if problem.fitted is None:
                 return _descend(problem, data, state, tol, max_iter, watch)
-            for k in range(ROUNDS):
-                loose = max(tol, 0.1 ** (k + 2))
-                state = _descend(problem, data, state, loose, max_iter, watch)
-                before, state = state.r, _with_magnitudes(problem, data, state)
-                assert before is not None
-                assert state.r is not None
-                change = np.abs(state.r - before).max() / before.max()
-                if state.n_iter >= max_iter or (loose == tol and change <= 100 * tol):
-                    break
-            else:
-                state.unfinished = f"angle and magnitude did not settle in {ROUNDS} rounds"
-        except Stop:
-            pass
-    return state
+            return _in_turn(problem, data, state, tol, max_iter, watch)
+        except Stop as stop:
+            return stop.state
+
+
+def _in_turn(problem: Problem, data: Data, state: State, tol: float, max_iter: int, watch: Watch) -> State:
+    """Angle and magnitude, until the magnitudes stay where they are.
+
+    A step of the magnitudes is taken in part where the last one was undone: the two then overshoot each other.
+    """
+    share, last = 1.0, np.zeros(len(state.W))
+    for k in range(ROUNDS):
+        loose = max(tol, 0.1 ** (k + 2))
+        state = _descend(problem, data, state, loose, max_iter, watch)
+        before, state = state.r, _with_magnitudes(problem, data, state)
+        assert before is not None
+        assert state.r is not None
+        step = np.log(state.r / before)
+        if state.n_iter >= max_iter or (loose == tol and np.abs(step).max() <= 100 * tol):
+            return state
+        share = share / 2 if step @ last < -0.25 * (last @ last) else min(1.5 * share, 1.0)
+        state.r, last = before * np.exp(share * step), step
+    return replace(state, unfinished=f"angle and magnitude did not settle in {ROUNDS} rounds")
 
 
 def _descend(problem: Problem, data: Data, state: State, tol: float, max_iter: int, watch: Watch) -> State:
