@@ -4,6 +4,7 @@ import pickle
 import subprocess
 import sys
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pandas as pd
@@ -16,12 +17,13 @@ from sklearn.calibration import CalibratedClassifierCV
 from sklearn.datasets import load_breast_cancer, load_digits, load_iris, load_wine
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.metrics.pairwise import rbf_kernel
+from sklearn.model_selection import GridSearchCV, cross_val_score, train_test_split
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
-from threadpoolctl import threadpool_limits
+from threadpoolctl import threadpool_info, threadpool_limits
 
 import hypermargin as hm
 from hypermargin import margins
@@ -79,7 +81,7 @@ def test_without_margin_and_with_free_lengths_it_is_logistic_regression(load):
     ours = MarginSoftmaxClassifier(**PLAIN, alpha=1.0, tol=1e-10, max_iter=10_000).fit(X, y)
     assert ours.coef_.shape == theirs.coef_.shape
     np.testing.assert_allclose(ours.coef_, theirs.coef_, atol=1e-5)
-    np.testing.assert_allclose(ours.intercept_, theirs.intercept_, atol=2e-5)
+    np.testing.assert_allclose(ours.intercept_, theirs.intercept_, atol=1e-5)
     np.testing.assert_allclose(ours.predict_proba(X), theirs.predict_proba(X), atol=1e-5)
     np.testing.assert_allclose(ours.decision_function(X), theirs.decision_function(X), atol=1e-4)
 
@@ -151,9 +153,9 @@ def test_a_margin_turns_the_class_vectors_away_from_each_other():
     for m in (0.0, 0.2, 0.5):
         model = MarginSoftmaxClassifier(m=m, scale=20.0).fit(X, y)
         own.append(model.transform(X)[np.arange(len(y)), y].mean())
-        cosines = np.corrcoef(model.class_vectors_)
-        apart.append(cosines[~np.eye(10, dtype=bool)].mean())
+        apart.append((model.class_vectors_ @ model.class_vectors_.T)[~np.eye(10, dtype=bool)].mean())
     assert own[0] < own[1] < own[2]
+    assert apart[0] > apart[1] > apart[2]
 
 
 def test_every_parameter_can_be_set_and_is_used():
@@ -325,12 +327,81 @@ def test_early_stopping_keeps_the_best():
         options = {"solver": solver, "scale": scale, "n_iter_no_change": 3, "validation_fraction": 0.2}
         model = MarginSoftmaxClassifier(early_stopping=True, random_state=0, **options).fit(X, y)
         best = int(np.argmax(model.validation_scores_))
+        held = train_test_split(
+            np.arange(len(y)), test_size=0.2, stratify=y, random_state=np.random.RandomState(0)
+        )[1]
+        assert model.score(X[held], y[held]) == pytest.approx(max(model.validation_scores_))
+        if scale == "auto":  # s is fitted to the class vectors that are kept
+            rest = np.setdiff1d(np.arange(len(y)), held)
+            data = Data(model._space(X[rest]), y[rest], np.ones(len(rest)))
+            projections = data.X @ model.class_vectors_.T
+            _, slope = MagnitudeObjective(data, projections, model.alpha_)(model.magnitudes_)
+            assert abs(slope.sum()) < 1e-6
         assert len(model.validation_scores_) == best + 1 + 3 == model.n_iter_
         assert model.n_iter_ == len(model.loss_curve_)
     with pytest.raises(ValueError, match="needs at least 2 samples of every class"):
         MarginSoftmaxClassifier(early_stopping=True).fit([[0.0], [1.0], [2.0]], [0, 0, 1])
     with pytest.raises(ValueError, match=r"validation_fraction=0\.1 would hold out 1 of 4 samples; 2 classes need"):
         MarginSoftmaxClassifier(early_stopping=True).fit([[0.0], [1.0], [2.0], [3.0]], [0, 0, 1, 1])
+
+
+def test_early_stopping_with_kernels_and_weights():
+    X, y = standardised(load_iris)
+    options = {"early_stopping": True, "random_state": 0, "validation_fraction": 0.2}
+    model = MarginSoftmaxClassifier(kernel="rbf", **options).fit(X, y)
+    np.testing.assert_array_equal(X[model.support_], model.support_vectors_)
+    K = rbf_kernel(X, X, 0.25)
+    before = K.copy()
+    same = MarginSoftmaxClassifier(kernel="precomputed", **options).fit(K, y)
+    np.testing.assert_array_equal(K, before)
+    assert (
+        same.validation_scores_
+        == MarginSoftmaxClassifier(kernel="rbf", gamma=0.25, **options).fit(X, y).validation_scores_
+    )
+    weight = np.where(np.arange(len(y)) % 5 == 0, 1.0, 0.0)  # rows without weight validate nothing
+    weighted = MarginSoftmaxClassifier(**options).fit(X, y, sample_weight=weight)
+    assert np.isfinite(weighted.validation_scores_).all()
+    assert set(np.round(np.array(weighted.validation_scores_) * 6, 9)) <= set(range(7))
+
+
+def test_fits_in_threads_give_the_threads_of_others_back():
+    X, y = standardised(load_iris)
+
+    def pools():
+        return [each["num_threads"] for each in threadpool_info()]
+
+    before = pools()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda i: MarginSoftmaxClassifier(max_iter=50 + i, tol=0.01).fit(X[i:], y[i:]), range(20)))
+    assert pools() == before
+    with pytest.raises(ValueError, match="too large"):
+        MarginSoftmaxClassifier(**PLAIN).fit(X * 1e300, y)
+    assert pools() == before
+
+
+def test_the_features_unit_does_not_matter():
+    """With alpha = 0; where lengths are free the magnitudes take the inverse unit."""
+    X, y = standardised(load_iris)
+    right = MarginSoftmaxClassifier(unit_features=False, alpha=0.0).fit(X, y).predict_proba(X)
+    for unit in (1e-8, 1e-4, 1e4, 1e8):
+        other = MarginSoftmaxClassifier(unit_features=False, alpha=0.0, tol=1e-4).fit(X * unit, y)
+        np.testing.assert_allclose(other.predict_proba(X * unit), right, atol=2e-3)
+
+
+def test_a_fit_that_begins_at_the_end():
+    X, y = standardised(load_iris)
+    model = MarginSoftmaxClassifier(**PLAIN, warm_start=True).fit(X, y).fit(X, y)
+    assert model.n_iter_ == len(model.loss_curve_) == 1
+    with torch.no_grad():
+        MarginSoftmaxClassifier().fit(X, y)
+
+
+def test_a_kink_is_not_called_converged():
+    """Jointly, the margin costs |W_y|·(cos θ − ψ): a class vector that shrinks to nothing is free of it."""
+    X, y = standardised(load_wine)
+    with pytest.warns(ConvergenceWarning, match="stands still in a kink"):
+        model = MarginSoftmaxClassifier("sphereface", unit_weight=False, tol=1e-5).fit(X, y)
+    assert model.magnitudes_.min() < 1e-3 * model.magnitudes_.max()
 
 
 def test_nothing_of_an_earlier_fit_stays():
@@ -374,6 +445,36 @@ def test_partial_fit_goes_on(kind):
     fitted = classifier(kind, random_state=0, approximation="nystroem", n_components=100).fit(X, y)
     before = fitted.score(X, y)
     assert fitted.partial_fit(X, y).score(X, y) > before - 0.02
+
+
+def test_partial_fit_goes_on_with_what_may_change_and_refuses_the_rest():
+    X, y = standardised(load_iris)
+    model = MarginSoftmaxClassifier(random_state=0).partial_fit(X, y, classes=[0, 1, 2])
+    before = model.class_vectors_.copy()
+    model.set_params(margin="cosface", alpha=100.0, learning_rate=1e-9).partial_fit(X, y)
+    assert model.margin_.name == "cosface"
+    np.testing.assert_allclose(model.class_vectors_, before, atol=1e-7)
+    for change in ({"kernel": "rbf"}, {"unit_features": False}, {"scale": 3.0}, {"unit_weight": False}):
+        with pytest.raises(ValueError, match="goes on with the model there is"):
+            clone(model).partial_fit(X, y, classes=[0, 1, 2]).set_params(**change).partial_fit(X, y)
+    with pytest.raises(
+        ValueError, match=r"classes must be those of the first call, \[0, 1, 2\]; got \[0, 1, 2, 7\]"
+    ):
+        model.partial_fit(X, y, classes=[0, 1, 2, 7])
+    steps = model.n_iter_
+    assert model.partial_fit(X, y, sample_weight=np.zeros(len(y))).n_iter_ == steps  # nothing came
+    few = model.partial_fit(X[:50], y[:50])  # a batch that lacks classes
+    assert few.n_iter_ == steps + 1
+
+
+def test_a_few_more_samples_after_a_fit_do_not_outweigh_it():
+    """The penalty is shared out among the samples of the fit and those that come."""
+    X, y = standardised(load_digits)
+    model = MarginSoftmaxClassifier(**PLAIN, alpha=10.0, random_state=0).fit(X, y)
+    before = np.abs(model.coef_).max()
+    for first in range(0, 300, 10):
+        model.partial_fit(X[first : first + 10], y[first : first + 10])
+    assert np.abs(model.coef_).max() > 0.9 * before
 
 
 def test_partial_fit_complains():
@@ -420,7 +521,7 @@ def test_verbose_prints_the_loss(capsys):
         ({"scale": -2}, r'scale must be a number in \(0, inf\) or "auto"; got -2'),
         ({"scale": "big"}, "scale must be a number .*got 'big'"),
         ({"alpha": -1}, r"alpha must be a number in \[0, inf\)"),
-        ({"alternate": True, "scale": 3.0}, "alternate=True has no magnitudes to fit"),
+        ({"alternate": True, "scale": 3.0}, 'alternate=True fits the magnitudes.*got scale=3.0'),
         ({"unit_weight": "yes"}, "unit_weight must be True or False; got 'yes'"),
         ({"kernel": "rbg"}, "kernel must be one of .*Did you mean 'rbf'"),
         ({"kernel": "poly", "approximation": "fourier"}, 'is for kernel="rbf"; got .poly'),

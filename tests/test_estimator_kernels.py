@@ -82,13 +82,22 @@ def test_ways_to_give_the_same_kernel():
         same = MarginSoftmaxClassifier(kernel=kernel).fit(X[half], y[half])
         np.testing.assert_allclose(same.predict_proba(X), by_name, atol=1e-6)
     matrix = MarginSoftmaxClassifier(kernel="precomputed").fit(rbf(X[half], X[half]), y[half])
-    # k(x, x) of new samples is not to be known from their row, so lengths, and with them probabilities, are not.
-    np.testing.assert_array_equal(matrix.predict(rbf(X, X[half])), by_name.argmax(1))
-    np.testing.assert_allclose(matrix.predict_proba(rbf(X[half], X[half])), by_name[half], atol=1e-6)
+    np.testing.assert_allclose(matrix.predict_proba(rbf(X, X[half])), by_name, atol=1e-6)  # k(x, x) is always 1
+    # Where k(x, x) differs, that of new samples is not to be known from their row, and so are their lengths.
+    named = MarginSoftmaxClassifier(kernel="poly", gamma=1.0, coef0=1.0).fit(X[half], y[half])
+    matrix = MarginSoftmaxClassifier(kernel="precomputed").fit(
+        polynomial_kernel(X[half], X[half], gamma=1.0, coef0=1.0), y[half]
+    )
+    across = polynomial_kernel(X, X[half], gamma=1.0, coef0=1.0)
+    np.testing.assert_array_equal(matrix.predict(across), named.predict(X))
+    np.testing.assert_allclose(matrix.predict_proba(across[half]), named.predict_proba(X[half]), atol=1e-5)
     score = cross_val_score(MarginSoftmaxClassifier(kernel="precomputed"), rbf(X, X), y)  # slices both sides
     np.testing.assert_allclose(
         score, cross_val_score(MarginSoftmaxClassifier(kernel="rbf", gamma=0.1), X, y), atol=1e-9
     )
+    indefinite = rbf(X, X) - 0.5 * np.outer(y == 1, y == 1)
+    with pytest.raises(ValueError, match="positive semi-definite"):
+        MarginSoftmaxClassifier(kernel="precomputed").fit(indefinite, y)
     with pytest.raises(ValueError, match="square"):
         MarginSoftmaxClassifier(kernel="precomputed").fit(X, y)
     with pytest.raises(ValueError, match='"precomputed" is for fit with approximation="exact" or "import"'):

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.sparse import issparse
 from scipy.special import log_softmax, softmax
 from sklearn.base import BaseEstimator, ClassifierMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.exceptions import ConvergenceWarning
@@ -15,16 +16,18 @@ from sklearn.utils import check_random_state
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
+from hypermargin import checks
 from hypermargin.estimator import inputs
-from hypermargin.estimator.features import Landmarks
+from hypermargin.estimator.features import Landmarks, Plain
 from hypermargin.estimator.objective import Array, Data, row_norms
-from hypermargin.estimator.settings import check_rest, is_auto, problem_of
-from hypermargin.estimator.solvers import Adam, Problem, State, Stop, lbfgs, start, stochastic, unit
+from hypermargin.estimator.settings import OUTPUTS, check_rest, is_auto, problem_of
+from hypermargin.estimator.solvers import Problem, State, Stop, fit_magnitudes, lbfgs, start, unit
 from hypermargin.estimator.space import Space, settle, uses_kernel
+from hypermargin.estimator.stochastic import Adam, stochastic
 from hypermargin.family import FAMILY
 from hypermargin.margins import Margin
 
-LBFGS_ENTRIES = 20_000_000  # of X and the logits, up to which all rows are taken at once
+LBFGS_ENTRIES = 50_000_000  # of X and the logits, up to which all rows are taken at once
 
 
 def _may_come_in_parts(estimator: Any) -> bool:
@@ -72,7 +75,7 @@ class MarginSoftmaxClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin,
     fit_intercept : without a margin and with free lengths a bias, as in LogisticRegression; otherwise a constant
         feature, since an angle has to know of it
     intercept_scaling : that constant; "auto": the root mean square of the entries of X (1 if they are standardised)
-    kernel : "linear", "rbf", "poly", "sigmoid", "laplacian", "cosine", "precomputed", or a function of two
+    kernel : "linear", "rbf", "poly", "laplacian", "cosine", "precomputed", or a function of two
         matrices, as for SVC
     gamma, degree, coef0 : of the kernel, as for SVC
     approximation : "exact", "nystroem" or "fourier" (scikit-learn's), "import" (a few training points, chosen
@@ -80,7 +83,7 @@ class MarginSoftmaxClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin,
     n_components : of the approximation, or the number of import vectors; None: 500, for "import" a tenth of the
         samples and at most 200
     solver : "lbfgs" (all samples at once, deterministic), "adam" (batches); "auto": adam where X and the logits
-        together have over 20 million entries
+        together have over 50 million entries
     tol : for lbfgs the largest entry of the gradient of the mean loss; for adam the least progress of an epoch
     max_iter : iterations of lbfgs, epochs of adam
     learning_rate, batch_size : of adam
@@ -88,13 +91,15 @@ class MarginSoftmaxClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin,
         for so many iterations, and keep the best; n_iter_no_change is also adam's patience
     class_weight : None, "balanced" or {class: weight}
     warm_start : begin with the class vectors of the last fit (linear kernel, same classes and features)
-    transform_to : "cosines" to the class vectors (n_samples, n_classes), or the unit "features" themselves
+    transform_to : "cosines" to the class vectors (n_samples, n_classes), or the "features" themselves,
+        divided by their lengths
     verbose : print the loss of every iteration
     random_state : of the validation split, adam's batches and the approximations
 
     Attributes
     ----------
-    classes_, n_features_in_, feature_names_in_, n_iter_, loss_curve_ (mean loss with margin and penalty)
+    classes_, n_features_in_, feature_names_in_, n_iter_, loss_curve_ (mean loss with the margin, and with the
+        penalty where `unit_weight` is False and nothing alternates)
     class_vectors_ : W (n_classes, n_features, +1 with a constant feature)
     magnitudes_ : |W_j|, or the given or fitted s, class by class
     coef_, intercept_ : of the linear logits, before division by |x| where `unit_features`; for two classes the
@@ -189,32 +194,38 @@ class MarginSoftmaxClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin,
         weight = inputs.weights(sample_weight, self.class_weight, X, y, classes)
         inputs.check_positive_classes(labels, weight)
         rng = check_random_state(self.random_state)
-        held_out = None
+        kept, held_out = np.arange(len(labels)), None
         if self.early_stopping:
-            X, labels, weight, held_out = inputs.hold_out(X, labels, weight, self.validation_fraction, rng)
+            kept, out = inputs.hold_out(labels, weight, self.validation_fraction, rng)
+            columns = kept if self.kernel == "precomputed" else slice(None)
+            held_out = Data(X[out][:, columns], labels[out], weight[out])
+            X, labels, weight = X[kept][:, columns], labels[kept], weight[kept]
         space, data = settle(self, problem, X, labels, weight, rng)
-        watcher = _Watcher(self, None if held_out is None else Data(space(held_out.X), held_out.y, held_out.weight))
+        if held_out is not None:
+            held_out = Data(space(held_out.X), held_out.y, held_out.weight)
+        watcher = _Watcher(self, held_out)
         state = start(problem, data)
         if self.warm_start and hasattr(self, "class_vectors_") and np.array_equal(classes, self.classes_):
-            state = self._continued(state)
+            state = self._continued(space, state)
         if self.solver == "lbfgs" or (self.solver == "auto" and _entries(data, problem) <= LBFGS_ENTRIES):
             state = lbfgs(problem, data, state, self.tol, self.max_iter, watcher)
         else:
             state = stochastic(
-                problem,
+                Adam(problem, state, self.learning_rate),
                 data,
-                state,
                 tol=self.tol,
                 max_iter=self.max_iter,
                 patience=self.n_iter_no_change,
-                learning_rate=self.learning_rate,
                 batch_size=self.batch_size,
                 rng=rng,
                 watch=watcher,
             )
         self.__dict__.pop("validation_scores_", None)
         if watcher.best is not None:
-            state.W, state.b, state.r = watcher.best.W, watcher.best.b, watcher.best.r
+            W, state.b, state.r = watcher.best.W, watcher.best.b, watcher.best.r
+            state.W = unit(W) if problem.unit_weight else W
+            if problem.fitted:  # those of the best moment were of a round before
+                state = fit_magnitudes(problem, data, state)
             self.validation_scores_ = watcher.scores
         if state.unfinished and not watcher.stopped:
             warnings.warn(
@@ -224,7 +235,10 @@ class MarginSoftmaxClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin,
                 stacklevel=2,
             )
         self._adam: Adam | None = None
+        self._seen = data.total
         self._publish(problem, classes, space, state)
+        if isinstance(space.features, Landmarks):
+            self.support_ = kept[space.features.rows]
         return self
 
     @available_if(_may_come_in_parts)  # type: ignore[untyped-decorator]
@@ -238,27 +252,35 @@ class MarginSoftmaxClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin,
         """One epoch of adam over these samples, going on from where the model is.
 
         The first call needs all `classes`, and settles the constant feature and the kernel's gamma and
-        approximation by its samples; "auto" is then "fourier" for rbf, "nystroem" for others.
+        approximation by its samples; "auto" is then "fourier" for rbf, "nystroem" for others. `alpha` is shared out
+        among all samples that ever came, also those that came twice.
         """
         check_rest(self)
         first = not hasattr(self, "class_vectors_")
         X, y = inputs.samples(self, X, y, first=first)
-        known = inputs.classes_to_come(classes) if first else self.classes_
+        known = inputs.classes_to_come(classes, None if first else self.classes_)
         labels = inputs.labels_among(y, known)
         problem = problem_of(self, len(known))
-        inputs.refuse_balanced(self.class_weight)
+        inputs.refuse_words(self.class_weight)
+        if not first and sample_weight is not None and not np.any(sample_weight):
+            return self
         weight = inputs.weights(sample_weight, self.class_weight, X, y, known)
-        rng = check_random_state(self.random_state)
+        if not first and not weight.any():
+            return self
         if first:
-            space, data = settle(self, problem, X, labels, weight, rng, more_to_come=True)
-            self._adam, self._seen = Adam(problem, start(problem, data), self.learning_rate), 0.0
+            self._rng, self._seen = check_random_state(self.random_state), 0.0
+            space, data = settle(self, problem, X, labels, weight, self._rng, more_to_come=True)
+            self._adam = Adam(problem, start(problem, data), self.learning_rate)
         else:
             space = self._space
             data = space.data(*space.features(X), labels, weight)
             if self._adam is None:  # after fit
-                self._adam, self._seen = Adam(problem, self._state(), self.learning_rate), 0.0
+                self._rng = check_random_state(self.random_state)
+                self._adam = Adam(problem, self._state(), self.learning_rate)
+            self._check_unchanged(problem)
+            self._adam.problem, self._adam.rate = problem, self.learning_rate
         self._seen += data.total
-        self._adam.epoch(data, self.batch_size, rng, of=self._seen)
+        self._adam.epoch(data, self.batch_size, self._rng, of=self._seen)
         self._publish(problem, known, space, self._adam.state)
         return self
 
@@ -284,25 +306,46 @@ class MarginSoftmaxClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin,
     def transform(self, X: Any) -> Any:
         """Cosines to the class vectors, or unit features, as `transform_to` says."""
         check_is_fitted(self)
+        checks.one_of("transform_to", self.transform_to, OUTPUTS)
         features = self._space.on_the_sphere(inputs.samples(self, X, first=False))
         return np.asarray(features @ unit(self.class_vectors_).T) if self.transform_to == "cosines" else features
 
     def _logits(self, X: Any) -> Array:
         check_is_fitted(self)
-        return self._state().logits(self._space(inputs.samples(self, X, first=False)))
+        return self._space.logits(inputs.samples(self, X, first=False), self._state())
 
     def _state(self) -> State:
         return State(self.class_vectors_, self._b, self._r, self.n_iter_, list(self.loss_curve_))
 
-    def _continued(self, fresh: State) -> State:
-        """The last fit's class vectors in place of fresh ones, where they fit."""
+    def _continued(self, space: Space, fresh: State) -> State:
+        """The last fit's class vectors in place of fresh ones, where they are of the same features."""
         before = self._state()
-        if uses_kernel(self) or before.W.shape != fresh.W.shape:
+        plain = isinstance(self._space.features, Plain) and isinstance(space.features, Plain)
+        if not plain or before.W.shape != fresh.W.shape or (self._space.constant > 0) != (space.constant > 0):
             return fresh
         if fresh.r is None:  # free class vectors, from whatever they were
             return State(before.logit_weight.copy(), fresh.b if before.b is None else before.b, None)
         fitted = before.r is not None and is_auto(self.scale)
         return State(unit(before.W), fresh.b, before.r if fitted else fresh.r)
+
+    def _check_unchanged(self, problem: Problem) -> None:
+        """partial_fit can go on with another margin, alpha or learning rate, not with other features or parts."""
+        assert self._adam is not None
+        was, kernel = self._adam.problem, not isinstance(self._space.features, Plain)
+        now = (
+            problem.unit_weight,
+            problem.fitted,
+            problem.scale,
+            problem.bias,
+            uses_kernel(self),
+            self.unit_features,
+        )
+        if now != (was.unit_weight, was.fitted, was.scale, was.bias, kernel, self._space.unit):
+            raise ValueError(
+                "partial_fit goes on with the model there is, so unit_weight, unit_features, alternate, scale, "
+                "fit_intercept and kernel must stay (and margin, between none and others, where lengths are free). "
+                "Clone the estimator to begin anew."
+            )
 
     @property
     def _n_features_out(self) -> int:
@@ -322,7 +365,7 @@ class MarginSoftmaxClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin,
         for name in ("coef_", "support_", "support_vectors_", "dual_coef_"):  # of another kernel, before
             self.__dict__.pop(name, None)
         self.intercept_ = _of_difference(np.zeros(len(weight)) if intercept is None else intercept)
-        if not uses_kernel(self):
+        if isinstance(space.features, Plain):
             self.coef_ = _of_difference(weight)
         elif isinstance(space.features, Landmarks):
             self.support_, self.support_vectors_ = space.features.rows, space.features.points
@@ -354,7 +397,7 @@ class _Watcher:
 
 
 def _entries(data: Data, problem: Problem) -> int:
-    return int(data.X.shape[0] * (data.X.shape[1] + problem.classes))
+    return int((data.X.nnz if issparse(data.X) else data.X.size) + len(data.y) * problem.classes)
 
 
 def _of_difference(by_class: Array) -> Array:

@@ -27,7 +27,7 @@ from hypermargin.estimator.objective import Array, row_norms
 # A landmark whose squared distance to the span of those before is below this share of the largest k(x, x) would add
 # nothing but rounding.
 RANK = 1e-10
-KERNELS = ("linear", "rbf", "poly", "sigmoid", "laplacian", "cosine", "precomputed")
+KERNELS = ("linear", "rbf", "poly", "laplacian", "cosine", "precomputed")
 Matrix = Callable[[Any, Any], Array]
 
 
@@ -78,7 +78,7 @@ class KernelFunction:
         """k(x, x) of training points, row by row, in small blocks."""
         if self.kernel == "precomputed":
             return np.diagonal(X).copy()
-        if self.kernel in ("rbf", "laplacian", "cosine"):
+        if self.kernel in ("rbf", "laplacian"):
             return np.ones(X.shape[0])
         blocks = [X[first : first + 64] for first in range(0, X.shape[0], 64)]
         return np.concatenate([np.diagonal(self(block, block)) for block in blocks])
@@ -92,14 +92,20 @@ class Landmarks:
     rows: NDArray[np.intp]  # which training points are landmarks, in the order of L
     points: Any
     L: Array
+    length: float | None = None  # of every training point, if they are all the same
 
     def __call__(self, X: Any) -> tuple[Array, Array]:
         """Φ(x) and |φ(x)|, which is longer than |Φ(x)| for a sample outside the span."""
-        if self.kernel.kernel == "precomputed":  # k(x, x) is not to be known
-            features = solve_triangular(self.L, X[:, self.rows].T, lower=True).T
-            return features, row_norms(features)
-        features = solve_triangular(self.L, self.kernel(self.points, X), lower=True).T
-        return features, np.sqrt(np.maximum(self.kernel.diagonal(X), 0.0))
+        across, lengths = self.across(X)
+        features = solve_triangular(self.L, across.T, lower=True).T
+        return features, row_norms(features) if lengths is None else lengths
+
+    def across(self, X: Any) -> tuple[Array, Array | None]:
+        """k(x, S) and |φ(x)|; None where the latter is not to be known, from rows of a precomputed kernel."""
+        if self.kernel.kernel != "precomputed":
+            return self.kernel(X, self.points), np.sqrt(np.maximum(self.kernel.diagonal(X), 0.0))
+        known = None if self.length is None else np.full(X.shape[0], self.length)
+        return X[:, self.rows], known
 
     def dual(self, W: Array) -> Array:
         """The class vectors (C, |S|) as sums over landmarks: W·L⁻¹."""
@@ -108,14 +114,22 @@ class Landmarks:
     @staticmethod
     def all_of(kernel: KernelFunction, X: Any) -> tuple[Landmarks, Array]:
         """Every training point that is not in the span of the others, by Cholesky with pivoting; and Φ of all."""
-        K = np.asfortranarray(kernel(X, X))
+        K = np.array(kernel(X, X), order="F")  # a copy: a precomputed one is the user's
         check_kernel_matrix(K)
         tol = RANK * max(float(K.diagonal().max()), np.finfo(float).tiny)
         factor, order, rank, _ = dpstrf(K, tol=tol, lower=1, overwrite_a=1)
         factor, order = np.tril(factor[:, :rank]), order - 1
         features = np.empty_like(factor, order="C")
         features[order] = factor
-        return Landmarks(kernel, order[:rank], X[order[:rank]], factor[:rank]), features
+        check_span(kernel.diagonal(X) - row_norms(features) ** 2)
+        return Landmarks.of(kernel, X, order[:rank], factor[:rank]), features
+
+    @staticmethod
+    def of(kernel: KernelFunction, X: Any, rows: NDArray[np.intp], L: Array) -> Landmarks:
+        """These rows of X."""
+        squares = kernel.diagonal(X)
+        same = float(np.ptp(squares)) <= 1e-9 * float(squares.max())
+        return Landmarks(kernel, rows, X[rows], L, float(np.sqrt(squares.max())) if same else None)
 
 
 @dataclass(frozen=True)
@@ -177,3 +191,12 @@ def check_kernel_matrix(K: Array) -> None:
         raise ValueError("kernel must be symmetric, k(x, y) = k(y, x); it is not on the training data.")
     if float(K.diagonal().min()) < -1e-6 * largest:
         raise ValueError("kernel must be positive semi-definite; k(x, x) is negative for a training point.")
+
+
+def check_span(left: Array) -> None:
+    """What is left of k(x, x) outside the span of the landmarks: a square."""
+    if float(left.min()) < -1e-6 * max(1.0, float(np.abs(left).max())):
+        raise ValueError(
+            "kernel must be positive semi-definite, some ⟨φ(x), φ(y)⟩; on the training data it is not: a sample "
+            f"would have a squared length of {float(left.min()):.3g} outside the span of others."
+        )

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hypermargin.estimator.features import RANK, KernelFunction, Landmarks, check_kernel_matrix
-from hypermargin.estimator.objective import Array
+from hypermargin.estimator.features import RANK, KernelFunction, Landmarks, check_kernel_matrix, check_span
+from hypermargin.estimator.objective import Array, row_norms
 
 Pull = Callable[[Array], Array]  # Φ (N, |S|) of the training rows → D (N, C), after fitting on Φ
 
@@ -82,4 +82,5 @@ def choose(
         if not chosen.add_best(pull(chosen.features), count):
             break
     rows: NDArray[np.intp] = np.array(chosen.rows, dtype=np.intp)
-    return Landmarks(kernel, rows, X[rows], np.tril(chosen.features[rows])), chosen.features
+    check_span(K.diagonal() - row_norms(chosen.features) ** 2)
+    return Landmarks.of(kernel, X, rows, np.tril(chosen.features[rows])), chosen.features

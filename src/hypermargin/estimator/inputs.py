@@ -12,12 +12,13 @@ from sklearn.utils import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, validate_data
 
-from hypermargin.estimator.objective import Array, Data
+from hypermargin.estimator.objective import Array
 
 
 def samples(estimator: Any, X: Any, y: Any = None, *, first: bool) -> Any:
     """X as float64, dense or CSR; with y, both."""
-    options = {"accept_sparse": "csr", "dtype": np.float64, "order": "C", "reset": first}
+    sparse = False if estimator.kernel == "precomputed" else "csr"
+    options = {"accept_sparse": sparse, "dtype": np.float64, "order": "C", "reset": first}
     if y is None and not first:
         return validate_data(estimator, X, **options)
     X, y = validate_data(estimator, X, y, **options)
@@ -35,13 +36,17 @@ def classes_of(y: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.intp]]:
     return classes, labels
 
 
-def classes_to_come(classes: Any) -> NDArray[Any]:
+def classes_to_come(classes: Any, known: NDArray[Any] | None) -> NDArray[Any]:
     """All classes that partial_fit will ever see."""
     if classes is None:
-        raise ValueError("classes must be given to the first call of partial_fit: all that will ever come.")
+        if known is None:
+            raise ValueError("classes must be given to the first call of partial_fit: all that will ever come.")
+        return known
     found = np.unique(np.asarray(classes))
     if len(found) < 2:
         raise ValueError(f"classes must be at least 2; got {found.tolist()}.")
+    if known is not None and not np.array_equal(found, known):
+        raise ValueError(f"classes must be those of the first call, {known.tolist()}; got {found.tolist()}.")
     return found
 
 
@@ -55,7 +60,7 @@ def labels_among(y: NDArray[Any], classes: NDArray[Any]) -> NDArray[np.intp]:
     return np.searchsorted(classes, y)
 
 
-def refuse_balanced(class_weight: Any) -> None:
+def refuse_words(class_weight: Any) -> None:
     """For partial_fit, which does not see all samples."""
     if isinstance(class_weight, str):
         raise ValueError(
@@ -72,8 +77,6 @@ def weights(sample_weight: Any, class_weight: Any, X: Any, y: NDArray[Any], clas
     if class_weight is not None:
         by_class = compute_class_weight(class_weight, classes=classes, y=y, sample_weight=weight)
         weight *= by_class[np.searchsorted(classes, y)]
-    if not weight.sum() > 0:
-        raise ValueError("sample_weight must not be zero for all samples: there is nothing to learn from.")
     return weight
 
 
@@ -84,20 +87,20 @@ def check_positive_classes(labels: NDArray[np.intp], weight: Array) -> None:
 
 
 def hold_out(
-    X: Any, labels: NDArray[np.intp], weight: Array, share: float, rng: np.random.RandomState
-) -> tuple[Any, NDArray[np.intp], Array, Data]:
-    """A share of the samples taken off for validation, of every class alike."""
-    if np.bincount(labels).min() < 2:
+    labels: NDArray[np.intp], weight: Array, share: float, rng: np.random.RandomState
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Rows to learn from and rows to validate by, of every class alike; rows without weight are neither."""
+    rows = np.flatnonzero(weight > 0)
+    counts = np.unique(labels[rows], return_counts=True)[1]
+    if counts.min() < 2:
         raise ValueError(
             "early_stopping=True needs at least 2 samples of every class: one to learn, one to validate."
         )
-    held, classes = math.ceil(share * len(labels)), len(np.unique(labels))
-    if not classes <= held <= len(labels) - classes:
+    held, classes = math.ceil(share * len(rows)), len(counts)
+    if not classes <= held <= len(rows) - classes:
         raise ValueError(
-            f"early_stopping=True with validation_fraction={share:g} would hold out {held} of {len(labels)} "
+            f"early_stopping=True with validation_fraction={share:g} would hold out {held} of {len(rows)} "
             f"samples; {classes} classes need at least as many on both sides. Change validation_fraction."
         )
-    kept_X, held_X, kept_y, held_y, kept_w, held_w = train_test_split(
-        X, labels, weight, test_size=share, stratify=labels, random_state=rng
-    )
-    return kept_X, kept_y, kept_w, Data(held_X, held_y, held_w)
+    kept, out = train_test_split(rows, test_size=share, stratify=labels[rows], random_state=rng)
+    return kept, out

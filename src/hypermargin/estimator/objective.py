@@ -83,9 +83,10 @@ def row_norms(X: Any) -> Array:
 
 def psi_and_slope(margin: Margin, theta: Array) -> tuple[Array, Array]:
     """ψ(θ) and dψ/dθ, by the margin itself."""
-    angle = torch.from_numpy(theta).requires_grad_()
-    psi = margin.psi(angle)
-    (slope,) = torch.autograd.grad(psi.sum(), angle)
+    with torch.enable_grad():
+        angle = torch.from_numpy(theta).requires_grad_()
+        psi = margin.psi(angle)
+        (slope,) = torch.autograd.grad(psi.sum(), angle)
     return psi.detach().numpy(), slope.numpy()
 
 

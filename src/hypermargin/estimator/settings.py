@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any
 
+import numpy as np
+
 from hypermargin import checks, margins
 from hypermargin.estimator.features import KERNELS
 from hypermargin.estimator.solvers import Problem
@@ -23,6 +25,7 @@ MODEST: dict[str, float | tuple[float, ...]] = {
 }
 APPROXIMATIONS = ("auto", "exact", "nystroem", "fourier", "import")
 SOLVERS = ("auto", "lbfgs", "adam")
+OUTPUTS = ("cosines", "features")
 
 
 def margin_of(margin: str | Margin, m: float | Sequence[float] | None) -> Margin:
@@ -39,7 +42,7 @@ def margin_of(margin: str | Margin, m: float | Sequence[float] | None) -> Margin
     if own is None:  # as SVC does with a gamma that its kernel has no use for: one grid serves all
         return found
     names = ["m"] if isinstance(own, float | int) else [f.name for f in margins.number_fields(type(found))]
-    values = list(m) if isinstance(m, Sequence) else [m]
+    values = list(m) if isinstance(m, Sequence | np.ndarray) else [m]
     if len(values) != len(names):
         allowed = "a number" if len(names) == 1 else f"{len(names)} numbers, {', '.join(names)},"
         raise ValueError(f"m must be {allowed} for {type(found).__name__}; got {m!r}.")
@@ -64,10 +67,9 @@ def problem_of(estimator: Any, classes: int) -> Problem:
         _number("scale", estimator.scale, 0.0, open_low=True, words=' or "auto"')
     if not auto_alpha:
         _number("alpha", estimator.alpha, 0.0, words=' or "auto"')
-    if estimator.alternate and estimator.unit_weight and not auto_scale:
+    if estimator.alternate and not auto_scale:
         raise ValueError(
-            f"alternate=True has no magnitudes to fit with unit_weight=True and scale={estimator.scale!r}. Take "
-            'scale="auto" for one magnitude, or unit_weight=False for one a class.'
+            f'alternate=True fits the magnitudes, so it goes with scale="auto" only; got scale={estimator.scale!r}.'
         )
     in_turn = estimator.alternate or (estimator.unit_weight and auto_scale)
     unit_weight = bool(estimator.unit_weight or in_turn)
@@ -92,7 +94,7 @@ def check_rest(estimator: Any) -> None:
         checks.one_of("kernel", estimator.kernel, KERNELS)
     checks.one_of("approximation", estimator.approximation, APPROXIMATIONS)
     checks.one_of("solver", estimator.solver, SOLVERS)
-    checks.one_of("transform_to", estimator.transform_to, ("cosines", "features"))
+    checks.one_of("transform_to", estimator.transform_to, OUTPUTS)
     if estimator.gamma not in ("scale", "auto"):
         _number("gamma", estimator.gamma, 0.0, open_low=True, words=', "scale" or "auto"')
     _number("degree", estimator.degree, 0.0, open_low=True)

@@ -31,6 +31,20 @@ class Space:
         """Rows for samples."""
         return self.complete(*self.features(X))
 
+    def logits(self, X: Any, state: State) -> Array:
+        """Of samples; no margin. With landmarks by their sums, which need no coordinates of the samples."""
+        if not isinstance(self.features, Landmarks):
+            return state.logits(self(X))
+        across, lengths = self.features.across(X)
+        if lengths is None:
+            return state.logits(self(X))
+        weight = state.logit_weight
+        body = weight[:, :-1] if self.constant else weight
+        z = across @ self.features.dual(body).T
+        z += self.constant * weight[:, -1] if self.constant else 0.0
+        z *= (self.factor / self.divisors(lengths))[:, None]
+        return z if state.b is None else z + state.b
+
     def data(self, features: Any, lengths: Array, y: NDArray[np.intp], weight: Array) -> Data:
         """Training data of such features and lengths."""
         full = self.factor * np.hypot(lengths, self.constant) / self.divisors(lengths)
@@ -133,7 +147,10 @@ def _gamma(gamma: Any, X: Any, weight: Array) -> float:
     if gamma == "scale":
         share = weight / weight.sum() / X.shape[1]
         mean = float((share @ X).sum())
-        variance = float(share @ row_norms(X) ** 2) - mean**2
+        if issparse(X):
+            variance = float(share @ row_norms(X) ** 2) - mean**2
+        else:
+            variance = float(share @ row_norms(X - mean) ** 2)
         return 1.0 / (int(X.shape[1]) * variance) if variance > 0 else 1.0
     return float(gamma)
 
