@@ -21,9 +21,10 @@ from hypermargin.estimator import inputs
 from hypermargin.estimator.features import Landmarks, Plain
 from hypermargin.estimator.objective import Array, Data, row_norms
 from hypermargin.estimator.settings import OUTPUTS, check_rest, is_auto, problem_of
-from hypermargin.estimator.solvers import Problem, State, Stop, fit_magnitudes, lbfgs, start, unit
+from hypermargin.estimator.solvers import Problem, State, fit_magnitudes, lbfgs, start, unit
 from hypermargin.estimator.space import Space, settle, uses_kernel
 from hypermargin.estimator.stochastic import Adam, stochastic
+from hypermargin.estimator.watch import Watcher
 from hypermargin.family import FAMILY
 from hypermargin.margins import Margin
 
@@ -203,7 +204,7 @@ class MarginSoftmaxClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin,
         space, data = settle(self, problem, X, labels, weight, rng)
         if held_out is not None:
             held_out = Data(space(held_out.X), held_out.y, held_out.weight)
-        watcher = _Watcher(self, held_out)
+        watcher = Watcher(self.verbose, self.n_iter_no_change, held_out)
         state = start(problem, data)
         if self.warm_start and hasattr(self, "class_vectors_") and np.array_equal(classes, self.classes_):
             state = self._continued(space, state)
@@ -370,30 +371,6 @@ class MarginSoftmaxClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin,
         elif isinstance(space.features, Landmarks):
             self.support_, self.support_vectors_ = space.features.rows, space.features.points
             self.dual_coef_ = _of_difference(space.features.dual(weight))
-
-
-class _Watcher:
-    """Prints the loss, keeps the best state by accuracy on held-out samples, and stops when it has not risen."""
-
-    def __init__(self, estimator: MarginSoftmaxClassifier, held_out: Data | None) -> None:
-        self.verbose, self.patience, self.held_out = estimator.verbose, estimator.n_iter_no_change, held_out
-        self.scores: list[float] = []
-        self.best: State | None = None
-        self.stopped = False
-
-    def __call__(self, state: State) -> None:
-        if self.verbose:
-            print(f"iteration {state.n_iter}  loss {state.loss_curve[-1]:.6f}")
-        if self.held_out is None:
-            return
-        right = state.logits(self.held_out.X).argmax(1) == self.held_out.y
-        self.scores.append(float(self.held_out.weight @ right / self.held_out.total))
-        first = int(np.argmax(self.scores))
-        if first == len(self.scores) - 1:
-            self.best = State(state.W.copy(), state.b, state.r)
-        if len(self.scores) - 1 - first >= self.patience:
-            self.stopped = True
-            raise Stop(state)
 
 
 def _entries(data: Data, problem: Problem) -> int:
