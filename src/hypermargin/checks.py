@@ -100,12 +100,12 @@ def labels_like(name: str, labels: object, rows: int, device: torch.device) -> N
     _same_device(name, labels, device)
 
 
-def features_and_weight(features: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
-    """(N, d) against (C, d), on one device, with a bias of (C,) or none."""
+def features_and_weight(features: Tensor, weight: Tensor, bias: Tensor | None = None, least: int = 1) -> None:
+    """(N, d) against (C, d) with C ≥ `least`, on one device, with a bias of (C,) or none."""
     _matrix("weight", weight, "(classes, dim)")
     _matrix("features", features, "(rows, dim)")
     classes, dim = weight.shape
-    if classes == 0:
+    if classes < least:
         raise ValueError(f"weight must have at least one class; got shape (0, {dim}).")
     if dim == 0 or features.shape[1] != dim:
         raise ValueError(f"features must have {dim} columns like weight (at least 1); got {tuple(features.shape)}.")
@@ -193,7 +193,9 @@ def finite_rows(name: str, tensor: Tensor, used: Tensor) -> None:
 
 def positive_values(name: str, tensor: float | Tensor) -> None:
     """Every entry above zero."""
-    if isinstance(tensor, Tensor) and not (tensor.detach().amin() if tensor.dim() else tensor.detach()) > 0:
+    if not isinstance(tensor, Tensor) or not tensor.numel():
+        return
+    if not (tensor.detach().amin() if tensor.dim() else tensor.detach()) > 0:
         raise ValueError(f"{name} must be positive; got {float(tensor.min()):g}. Give a learned scale a floor.")
 
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager, nullcontext
-from typing import Literal, NamedTuple
+from typing import Literal
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from hypermargin import checks
+from hypermargin.batch import axes_of, column, given, scores_of
 from hypermargin.margins import Margin
-from hypermargin.numerics import constant, fit, log_add_exp, log_sum_exp, polar, softplus, wide_dtype, widen
+from hypermargin.numerics import full_precision, log_add_exp, log_sum_exp, softplus, wide_dtype, widen
 from hypermargin.optim import FusedSGD
-from hypermargin.scores import Backend, Scores, choose, scores
+from hypermargin.scores import Backend
+from hypermargin.scores.collective import own_rows
+from hypermargin.scores.held import look_up
+from hypermargin.scores.sampling import Sampling
+from hypermargin.scores.sharded import Part
 
 Reduction = Literal["mean", "sum", "none"]
 Gradient = Literal["exact", "straight"]
@@ -40,6 +42,8 @@ def margin_softmax(
     check: bool | Literal["auto"] = "auto",
     backend: Backend = "auto",
     update: FusedSGD | None = None,
+    part: Part | None = None,
+    sampling: Sampling | None = None,
 ) -> Tensor:
     """Softmax cross-entropy with a margin on the target: L = softplus(R − T).
 
@@ -59,45 +63,78 @@ def margin_softmax(
     - reduction: "mean" is over the rows that count, and 0 if there are none
     - check: read values (label range, NaN, scale) first; "auto" does so in eager mode on the CPU
     - update: an optimiser that changes the weight in the backward (`FusedSGD`), with backend "triton"
+    - part: weight, bias and an m by class are the slice `Shard(…).part(C)` of all classes, features and labels are
+      this rank's rows, and all ranks call this together. "mean" and "sum" are over the rows of all ranks, and the
+      same on each; "none" gives this rank's rows. dW is the slice of the whole gradient; see `Shard` for dX.
+    - sampling: the classes of this step (`PartialFC`)
 
     The result is float32 or wider, also under autocast.
     """
-    rows, classes = _sizes(features, weight, bias)
-    _check_options(margin, gradient, m, lam, label_smoothing, reduction, rows, classes)
-    batch = scores_of(
+    _check_options(margin, gradient, lam, label_smoothing, reduction)
+    numbers = _numbers(margin)
+    if part is not None and part.world == 1 and sampling is None:
+        part = None
+    if sampling is not None and (part is None or label_smoothing or update is not None):
+        raise ValueError(
+            "sampling needs part=…, and goes neither with label_smoothing, which is about every class, nor with "
+            "FusedSGD. Leave out one; SampledSGD is the optimiser for it."
+        )
+    batch = given(
         features,
         weight,
         labels,
         scale=scale,
         bias=bias,
+        ignore_index=ignore_index,
+        mix=mix,
+        m=m,
+        numbers=numbers,
+        check=check,
+        part=part,
+    )
+    axes = axes_of(batch.m, numbers)
+    scored = scores_of(
+        batch,
+        weight,
+        bias=bias,
         unit_features=unit_features,
         unit_weight=unit_weight,
         ignore_index=ignore_index,
-        mix=mix,
+        class_m=batch.m if axes == 1 else None,
         rival_sum=label_smoothing > 0,
-        check=check,
         backend=backend,
         update=update,
+        part=part,
+        sampling=sampling,
     )
-    found, y = batch.found, batch.y
+    found, held, y = scored.found, scored.held, scored.y
+    classes = weight.shape[0] if part is None else part.classes
     with full_precision(features):
-        plain = found.target if batch.bias is None else found.target + _of_labels(batch.bias, y)
-        lift = _lift(margin, found.angle, None if m is None else _margins_of(m, y, classes), lam, gradient)
-        target = plain + batch.length * found.norm * lift
+        plain = found.target if held.bias is None else found.target + held.of_labels(held.bias, elsewhere=0.0)
+        lift = _lift(margin, found.angle, batch.m if held.m is None else held.of_labels(held.m), lam, gradient)
+        target = plain + scored.length * found.norm * lift
+        rivals, rival_sum = found.rivals, found.rival_sum
+        if part is not None:  # what each rank says of its classes; from here on all ranks hold the same
+            mixed = None if mix is None else plain
+            rivals, target, mixed, rival_sum = part.combine(rivals, target, mixed, rival_sum, bound=scored.bound)
+            plain = plain if mixed is None else mixed
 
         def loss_of(k: int) -> Tensor:
-            rivals, rival_sum = found.rivals, found.rival_sum
+            R, sum_R = rivals, rival_sum
             if mix is not None:  # the other label is a rival, unless it is the same class
                 same, other = y[:, 0] == y[:, 1], plain[:, 1 - k]
-                rivals = log_add_exp(rivals, other.masked_fill(same, -math.inf))
-                rival_sum = None if rival_sum is None else rival_sum + other.masked_fill(same, 0.0)
-            return _cross_entropy(target[:, k], rivals, rival_sum, label_smoothing, classes)
+                R = log_add_exp(R, other.masked_fill(same, -math.inf))
+                sum_R = None if sum_R is None else sum_R + other.masked_fill(same, 0.0)
+            return _cross_entropy(target[:, k], R, sum_R, label_smoothing, classes)
 
         loss = loss_of(0)
         if mix is not None:
-            share = mix[1].to(loss.dtype) if isinstance(mix[1], Tensor) else mix[1]
+            share = batch.share.to(loss.dtype) if isinstance(batch.share, Tensor) else batch.share
             loss = share * loss + (1 - share) * loss_of(1)
-        return _reduce(loss, batch.counts, reduction)
+        loss = _reduce(loss, scored.counts, reduction)
+        if reduction == "none" and part is not None and batch.rows is not None:
+            loss = own_rows(loss, batch.rows)
+        return loss
 
 
 def margin_cross_entropy(
@@ -124,7 +161,8 @@ def margin_cross_entropy(
     rows, classes = cosines.shape
     checks.labels_like("labels", labels, rows, cosines.device)
     checks.row_scale(scale, rows)
-    _check_options(margin, gradient, m, lam, label_smoothing, reduction, rows, classes)
+    _check_options(margin, gradient, lam, label_smoothing, reduction)
+    checks.margin_tensor(m, _numbers(margin), rows, classes)
     y = labels.long().unsqueeze(1)
     counts = labels != ignore_index
     if checks.wanted(check, cosines, labels):
@@ -136,9 +174,10 @@ def margin_cross_entropy(
     with full_precision(cosines):
         y = y.masked_fill(~counts.unsqueeze(1), 0)
         c = widen(cosines, wide_dtype(cosines)).masked_fill(~counts.unsqueeze(1), 0.0)
-        s = _column(scale, c)
+        s = column(scale, c)
         c_y = c.gather(1, y)
-        lift = _lift(margin, c_y, None if m is None else _margins_of(m, y, classes), lam, gradient, angles=False)
+        m = look_up(m, y) if m is not None and axes_of(m, _numbers(margin)) == 1 else m
+        lift = _lift(margin, c_y, m, lam, gradient, angles=False)
         z = s * c
         smoothed = z.scatter(1, y, 0.0).sum(1) if label_smoothing else None
         target = (s * (c_y + lift)).squeeze(1)
@@ -146,122 +185,9 @@ def margin_cross_entropy(
         return _reduce(_cross_entropy(target, rivals, smoothed, label_smoothing, classes), counts, reduction)
 
 
-class Batch(NamedTuple):
-    """A checked batch and what was found of it."""
-
-    y: Tensor  # (N, K)  labels, 0 in rows that do not count
-    counts: Tensor | None  # (N,)    which rows are not ignored; None: all, and this is known
-    bias: Tensor | None  # (C,)
-    length: Tensor  # (N, 1)  of the scaled features
-    found: Scores
-
-
-def scores_of(
-    features: Tensor,
-    weight: Tensor,
-    labels: Tensor,
-    *,
-    scale: float | Tensor,
-    bias: Tensor | None,
-    unit_features: bool,
-    unit_weight: bool,
-    ignore_index: int,
-    mix: checks.Mix | None = None,
-    rival_sum: bool = False,
-    hardest: bool = False,
-    check: bool | Literal["auto"] = "auto",
-    backend: Backend = "auto",
-    update: FusedSGD | None = None,
-) -> Batch:
-    """Check a batch, scale its features and score it against every class: all that comes before the margin."""
-    rows, classes = _sizes(features, weight, bias)
-    checks.labels_like("labels", labels, rows, features.device)
-    checks.mixture(mix, rows, features.device)
-    checks.row_scale(scale, rows)
-    both = [labels] if mix is None else [labels, mix[0]]
-    y = torch.stack([each.long() for each in both], 1)
-    wide = wide_dtype(features, weight)
-    settings, _ = choose(backend, rows, classes, features.device, wide)  # here, where autocast can be seen
-    is_used = (y != ignore_index).all(1)
-    all_used = False
-    if checks.wanted(check, features, labels):
-        for name, each in zip(("labels", "mix[0] (other_labels)"), both, strict=False):
-            checks.label_values(name, each, classes, ignore_index)
-        checks.finite_rows("features", features, is_used)
-        checks.positive_values("scale", scale)
-        all_used = bool(is_used.all())
-    counts = None if all_used else is_used
-
-    with full_precision(features):
-        x = widen(features, wide)
-        if counts is not None:
-            y = y.masked_fill(~counts.unsqueeze(1), 0)
-            x = x.masked_fill(~counts.unsqueeze(1), 0.0)  # keeps NaN of ignored rows out
-        b = None if bias is None else widen(bias, wide)
-        f, direction, length = scaled(x, weight, scale, unit_features=unit_features, unit_weight=unit_weight)
-        found = scores(
-            f,
-            weight,
-            y,
-            unit_weight=unit_weight,
-            bias=b,
-            direction=direction,
-            rival_sum=rival_sum,
-            hardest=hardest,
-            backend=settings,
-            update=update,
-        )
-    return Batch(y, counts, b, length, found)
-
-
-def scaled(
-    x: Tensor, W: Tensor, scale: float | Tensor, *, unit_features: bool, unit_weight: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """f = s·x̂ or s·x, its direction x̂ and its length (N, 1).
-
-    Rows whose products against a free weight would overflow are shrunk until they do not.
-    """
-    s = _column(scale, x)
-    if not (unit_features and unit_weight):
-        largest = 1.0 if unit_weight else torch.linalg.vector_norm(W.detach(), math.inf).clamp(min=1.0)
-        limit = torch.finfo(x.dtype).max / (4.0 * W.numel()) / largest
-        x = fit(x, limit / s.detach().clamp(min=1.0))
-    direction, length = polar(x)
-    if unit_features:
-        return s * direction, direction, s * (length > 0).to(x.dtype)  # zero rows stay zero
-    return s * x, direction, s * length
-
-
-def full_precision(x: Tensor) -> AbstractContextManager[None]:
-    """Autocast off: what follows is computed in float32 or wider."""
-    kind = x.device.type
-    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
-
-
-def _sizes(features: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[int, int]:
-    checks.features_and_weight(features, weight, bias)
-    return features.shape[0], weight.shape[0]
-
-
-def _column(scale: float | Tensor, like: Tensor) -> Tensor:
-    """The scale as a tensor that multiplies rows."""
-    if isinstance(scale, Tensor):
-        s = widen(scale, like.dtype)
-        return s.reshape(-1, 1) if s.dim() else s
-    return constant(scale, like)
-
-
-def _of_labels(table: Tensor, y: Tensor) -> Tensor:
-    """table[y] for a table by class; embedding's backward is repeatable on the CPU, indexing's is not."""
-    picked = F.embedding(y, table.reshape(table.shape[0], -1))
-    return picked.reshape(*y.shape, *table.shape[1:])
-
-
-def _margins_of(m: Tensor, y: Tensor, classes: int) -> Tensor:
-    """m for each (row, label): one for all and one a row broadcast, one a class is looked up."""
-    by_row = m.dim() >= 2 and m.shape[1] == 1 and m.shape[0] == y.shape[0]
-    by_class = not by_row and m.dim() >= 1 and m.shape[0] == classes
-    return _of_labels(m, y) if by_class else m
+def _numbers(margin: Margin) -> int | None:
+    """How many an m consists of."""
+    return None if margin.m is None else len(margin.m) if isinstance(margin.m, tuple) else 1
 
 
 def _lift(
@@ -301,14 +227,7 @@ def _reduce(loss: Tensor, counts: Tensor | None, reduction: str) -> Tensor:
 
 
 def _check_options(
-    margin: Margin,
-    gradient: str,
-    m: Tensor | None,
-    lam: float | Tensor,
-    label_smoothing: float,
-    reduction: str,
-    rows: int,
-    classes: int,
+    margin: Margin, gradient: str, lam: float | Tensor, label_smoothing: float, reduction: str
 ) -> None:
     checks.instance("margin", margin, Margin, "ArcFace(m=0.5)")
     checks.one_of("gradient", gradient, ("exact", "straight"))
@@ -316,5 +235,3 @@ def _check_options(
     checks.in_range("label_smoothing", label_smoothing, 0.0, 1.0)
     if not isinstance(lam, Tensor):
         checks.in_range("lam", lam, 0.0, math.inf)
-    numbers = None if margin.m is None else len(margin.m) if isinstance(margin.m, tuple) else 1
-    checks.margin_tensor(m, numbers, rows, classes)

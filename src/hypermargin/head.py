@@ -12,12 +12,16 @@ from torch import Tensor, nn
 
 from hypermargin import checks
 from hypermargin.advise import adacos_scale, smallest_scale
-from hypermargin.functional import Gradient, Reduction, full_precision, margin_softmax, scaled, scores_of
+from hypermargin.batch import given, scaled, scores_of
+from hypermargin.functional import Gradient, Reduction, margin_softmax
 from hypermargin.margins import Margin
-from hypermargin.numerics import bounded, constant, snapshot, unit, wide_dtype, widen
+from hypermargin.numerics import bounded, constant, full_precision, snapshot, unit, wide_dtype, widen
 from hypermargin.optim import FusedSGD
 from hypermargin.schedule import Adjustment, Alternation, Schedule
 from hypermargin.scores import BACKENDS, Backend, Scores
+from hypermargin.scores.collective import Rows, join, own_rows
+from hypermargin.scores.sampling import PartialFC, Sampling
+from hypermargin.scores.sharded import Part, Shard
 
 AUTOMATIC_SCALES = ("adacos", "adacos-dynamic")
 
@@ -36,14 +40,20 @@ class MarginHead(nn.Module):
       the training loss is L − margin_reward·s·mean(m − m₀), m₀ the m of no margin. Without a reward it always
       shrinks, since dL/dm = −s(1−p_y)·dψ/dm ≥ 0. With reward ρ, CosFace settles where mean(1−p_y) = ρ.
     - schedule: one of `hypermargin.schedule`, or several
+    - shard: the classes lie on the ranks of a process group (`Shard`). All ranks call the head together, each with
+      rows of its own, as many as it has, or none. The loss is the mean (or sum) over the rows of all ranks and the
+      same on each; with reduction "none", and in `logits` and `scores`, each gets its own rows.
+    - sample: of the classes only some take part in a training step (`PartialFC`)
     - the rest as in `margin_softmax`
 
     The weight is `head.weight`, (classes, dim), never changed in forward. Under DDP, wrap the head (or the
-    model that contains it) like any module.
+    model that contains it) like any module, unless it is sharded. Then `head.weight` is this rank's slice,
+    `head.part` says which, and DDP or FSDP gets the network alone: the head's gradients are whole as they are.
     """
 
     scale: Tensor
     m: Tensor | None
+    sampled_steps: Tensor
 
     def __init__(
         self,
@@ -67,6 +77,8 @@ class MarginHead(nn.Module):
         reduction: Reduction = "mean",
         check: bool | Literal["auto"] = "auto",
         backend: Backend = "auto",
+        shard: Shard | None = None,
+        sample: PartialFC | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -86,11 +98,14 @@ class MarginHead(nn.Module):
         self.margin_reward, self.check, self.backend = margin_reward, check, backend
         self.learn_scale, self.learn_margin = learn_scale, learn_margin
         self.fused_optimizer: FusedSGD | None = None  # set by FusedSGD(head, …)
+        self._scale_read: tuple[Any, float] = (None, 0.0)
 
-        self.weight = nn.Parameter(torch.empty(classes, dim, device=device, dtype=dtype))
+        self._set_part(shard, sample, device)
+        held = self.part.count
+        self.weight = nn.Parameter(torch.empty(held, dim, device=device, dtype=dtype))
         self.register_parameter("bias", None)
         if bias:
-            self.bias = nn.Parameter(torch.empty(classes, device=device, dtype=dtype))
+            self.bias = nn.Parameter(torch.empty(held, device=device, dtype=dtype))
         # s and m are float32 whatever `dtype` says: they are few, and their last digits count.
         self._set_scale(scale, scale_floor, device)
         self._set_margins(class_margins, device)
@@ -106,10 +121,34 @@ class MarginHead(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Class weights of about unit length in random directions; bias 0."""
-        nn.init.normal_(self.weight, std=self.dim**-0.5)
+        """Class weights of about unit length in random directions; bias 0.
+
+        Sharded, they come from the shard's seed and are the same for every number of ranks.
+        """
+        if self.shard is None or self.weight.is_meta:
+            nn.init.normal_(self.weight, std=self.dim**-0.5)
+        else:
+            self.part.first_weights(self.weight, self.dim**-0.5)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
+
+    def _set_part(self, shard: Shard | None, sample: PartialFC | None, device: Any) -> None:
+        """Which classes are held here, and which of them take part."""
+        self.shard, self.sample, self.part = shard, sample, Part(self.classes, 0, self.classes)
+        if shard is not None:
+            checks.instance("shard", shard, Shard, "Shard() after init_process_group()")
+            self.part = shard.part(self.classes)
+            # In state_dict, so that nobody takes one slice for another.
+            self.register_buffer("classes_held", torch.tensor(self.part.numbers, device=device))
+            cast("Any", self).register_load_state_dict_pre_hook(self.part.check_state)
+        if sample is not None:
+            checks.instance("sample", sample, PartialFC, "PartialFC(rate=0.1)")
+            if self.label_smoothing:
+                raise ValueError(
+                    f"label_smoothing={self.label_smoothing:g} is about every class, and sample={sample} leaves "
+                    "most out; choose one."
+                )
+            self.register_buffer("sampled_steps", torch.zeros((), dtype=torch.int64, device=device))
 
     def _set_scale(self, scale: float | str, floor: float | None, device: Any) -> None:
         self.scale_mode = "fixed"
@@ -153,6 +192,7 @@ class MarginHead(nn.Module):
                     f"class_margins must lie in [{low.tolist()}, {high.tolist()}) for {self.margin.name}; "
                     f"got {value[row].tolist()} for class {row}."
                 )
+            value = value[self.part.start : self.part.stop].clone()  # all are given, each rank keeps its own
         if self.learn_margin:
             del self.m
             self.m = nn.Parameter(value)
@@ -186,12 +226,15 @@ class MarginHead(nn.Module):
         if self.scale_mode == "adacos-dynamic" and self.training:
             scale = self._adacos_scale(features, labels)
         update = self.fused_optimizer if self.training and torch.is_grad_enabled() else None
+        sampling = None
+        if self.sample is not None and self.sample.rate < 1 and self.training:
+            sampling = Sampling(self.sample, snapshot(self.sampled_steps))
         loss = margin_softmax(
             features,
             self.weight,
             labels,
             self.margin,
-            scale=scale,
+            scale=scale if self.shard is None else self._as_bound(scale),
             bias=self.bias,
             unit_features=self.unit_features,
             unit_weight=self.unit_weight,
@@ -205,31 +248,71 @@ class MarginHead(nn.Module):
             check=self.check,
             backend="triton" if update is not None and self.backend == "auto" else self.backend,
             update=update,
+            part=self.part if self.shard is not None or sampling is not None else None,
+            sampling=sampling,
         )
         if self.training:
             if isinstance(adjustment.penalty, Tensor):
-                loss = loss + adjustment.penalty * self.weight.float().square().sum(1).mean()
+                squares = self.part.sum(widen(self.weight, wide_dtype(self.weight)).square().sum())
+                loss = loss + adjustment.penalty * squares / self.classes
             if self.learn_margin and m is not None:
-                loss = loss - self.margin_reward * scale.detach() * (m - constant(self.margin.zero, m)).mean()
+                loss = loss - self.margin_reward * scale.detach() * self._mean_margin(m)
             # State moves last, so that a refused batch leaves none behind.
             if self.scale_mode == "adacos-dynamic":
                 self.scale.copy_(scale)
             for schedule in cast("list[Schedule]", self.schedules):
                 if not schedule.driven:
                     schedule.advance()
+            if sampling is not None:
+                self.sampled_steps += 1
         return loss
 
+    def _mean_margin(self, m: Tensor) -> Tensor:
+        """m − m₀, in the mean over the classes."""
+        more = m - constant(self.margin.zero, m)
+        if m.dim() == constant(self.margin.zero, m).dim() or self.part.world == 1:
+            return more.mean()
+        return self.part.sum(more.sum()) / (self.classes * math.prod(m.shape[1:]))
+
+    def _as_bound(self, scale: Tensor) -> Tensor | float:
+        """A fixed s as a number, read once: it bounds the logits, which saves the ranks one round of messages."""
+        if scale is not self.scale or self.learn_scale:
+            return scale
+        key = (scale.data_ptr(), scale._version)
+        if self._scale_read[0] != key:
+            self._scale_read = (key, float(scale))
+        return self._scale_read[1]
+
     def logits(self, features: Tensor) -> Tensor:
-        """(N, C) logits s·cos θ_j (or their unnormalised kin) without any margin, float32 or wider."""
+        """(N, C) logits s·cos θ_j (or their unnormalised kin) without any margin, float32 or wider.
+
+        Sharded, every rank gets its own rows against all classes, and holds those of all ranks on the way.
+        """
+        if self.shard is not None and self.part.world > 1:
+            return self._logits_of_all_ranks(features)
         checks.features_and_weight(features, self.weight, self.bias)
         with full_precision(features):
-            dtype = wide_dtype(features, self.weight)
-            x = widen(features, dtype)
-            W = widen(self.weight, dtype)
-            bias = None if self.bias is None else widen(self.bias, dtype)
-            sides = {"unit_features": self.unit_features, "unit_weight": self.unit_weight}
-            f, _, _ = scaled(x, W, self.current_scale(), **sides)
-            return F.linear(f, unit(W) if self.unit_weight else W, bias)
+            x = widen(features, wide_dtype(features, self.weight))
+            return self._logits(x, self.current_scale(), None)
+
+    def _logits(self, x: Tensor, scale: float | Tensor, part: Part | None) -> Tensor:
+        W = widen(self.weight, x.dtype)
+        bias = None if self.bias is None else widen(self.bias, x.dtype)
+        sides = {"unit_features": self.unit_features, "unit_weight": self.unit_weight}
+        f, _, _ = scaled(x, W, scale, **sides, part=part)
+        return F.linear(f, unit(W) if self.unit_weight else W, bias)
+
+    def _logits_of_all_ranks(self, features: Tensor) -> Tensor:
+        none = torch.zeros(features.shape[0], dtype=torch.int64, device=features.device)
+        batch = given(
+            features, self.weight, none, scale=self.current_scale(), bias=self.bias, ignore_index=-1,
+            check=False, part=self.part,
+        )  # fmt: skip
+        assert batch.rows is not None
+        with full_precision(features):
+            z = self._logits(batch.features, batch.scale, self.part)
+            columns = Rows(self.part.counts, self.part.rank, self.part.group)
+            return own_rows(join(z.T, columns).T, batch.rows)
 
     def predict_proba(self, features: Tensor) -> Tensor:
         """(N, C) class probabilities. No label is seen and no margin applied, so rows sum to 1."""
@@ -241,26 +324,37 @@ class MarginHead(nn.Module):
 
         The nearest rival's angle is acos(hardest/s) when both sides are normalised and there is no bias.
         """
-        batch = scores_of(
-            features,
+        found, rows = self._scores(features, labels)
+        if rows is None:
+            return found
+        return Scores._make(None if t is None else t[rows.own].clone() for t in found)
+
+    def _scores(self, features: Tensor, labels: Tensor) -> tuple[Scores, Rows | None]:
+        """Of all ranks' rows, and whose they are."""
+        part = self.part if self.part.world > 1 else None
+        options: dict[str, Any] = {"bias": self.bias, "ignore_index": self.ignore_index, "part": part}
+        batch = given(features, self.weight, labels, scale=self.current_scale(), check=self.check, **options)
+        scored = scores_of(
+            batch,
             self.weight,
-            labels,
-            scale=self.current_scale(),
-            bias=self.bias,
             unit_features=self.unit_features,
             unit_weight=self.unit_weight,
-            ignore_index=self.ignore_index,
             hardest=True,
-            check=self.check,
             backend=self.backend,
+            **options,
         )
-        if batch.counts is None:
-            return batch.found
-        ignored = ~batch.counts
-        return Scores._make(
-            None if t is None else t.masked_fill(ignored.reshape(-1, *[1] * (t.dim() - 1)), math.nan)
-            for t in batch.found
-        )
+        found = scored.found
+        if part is not None:
+            rivals, *sums = part.combine(found.rivals, found.target, found.angle, found.norm, bound=None)
+            hardest = None if found.hardest is None else part.largest(found.hardest)
+            found = Scores(sums[0], sums[1], sums[2], rivals, None, hardest)
+        if scored.counts is not None:
+            ignored = ~scored.counts
+            found = Scores._make(
+                None if t is None else t.masked_fill(ignored.reshape(-1, *[1] * (t.dim() - 1)), math.nan)
+                for t in found
+            )
+        return found, batch.rows
 
     def _adjustment(self) -> Adjustment:
         """All schedules together, at this step."""
@@ -286,9 +380,9 @@ class MarginHead(nn.Module):
 
         Zhang et al. 2019 (arXiv:1905.00292), with B as a log-sum-exp, a floor (C = 2 would give s = 0), and no
         update from a batch without rivals or labels. It costs a second pass over the classes, without gradient.
-        Under DDP each process sets s from its own rows.
+        Under DDP each process sets s from its own rows; a sharded head, from those of all ranks.
         """
-        found = self.scores(features, labels)
+        found, _ = self._scores(features, labels)
         counted = ~found.rivals.isnan()
         log_B = found.rivals.masked_fill(~counted, -math.inf).logsumexp(0) - counted.sum().clamp(min=1).log()
         middle = found.angle.nanmedian().clamp(max=math.pi / 4)
@@ -306,4 +400,6 @@ class MarginHead(nn.Module):
             f"scale={float(self.scale.detach()):.4g} ({mode}), bias={self.bias is not None}, "
             f"unit_features={self.unit_features}, unit_weight={self.unit_weight}, "
             f"gradient={self.gradient!r}, backend={self.backend!r}"
+            + (f", classes {self.part.start}:{self.part.stop}" if self.shard is not None else "")
+            + (f", sample={self.sample}" if self.sample is not None else "")
         )

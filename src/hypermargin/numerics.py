@@ -8,6 +8,7 @@ operations on purpose: with little data, a step costs what its operations cost t
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -36,6 +37,12 @@ def wide_dtype(*tensors: Tensor | None) -> torch.dtype:
         if tensor is not None:
             dtype = torch.promote_types(dtype, tensor.dtype)
     return dtype
+
+
+def full_precision(x: Tensor) -> AbstractContextManager[None]:
+    """Autocast off: what follows is computed in float32 or wider."""
+    kind = x.device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
 class _Widen(torch.autograd.Function):

@@ -1,8 +1,8 @@
-"""An optimiser for the class weights that works inside the head's backward: no gradient of theirs ever exists."""
+"""Optimisers for class weights: one works inside the backward, one on the classes that took part in the step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -147,3 +147,67 @@ class FusedSGD(torch.optim.Optimizer):
         if self.param_groups:
             raise ValueError("FusedSGD has one group, the weight of its head.")
         super().add_param_group(param_group)
+
+
+class SampledSGD(torch.optim.Optimizer):
+    """torch.optim.SGD that touches only the rows a sparse gradient names, for heads with `sample=PartialFC(…)`.
+
+    A class that took no part in the step keeps weight and momentum as they are, and no decay moves it; else those
+    without a gradient would shrink, and drift with an old momentum. Parameters with an ordinary gradient are
+    treated as torch.optim.SGD does, so the network's may be given too. Gradients of several backward passes add up.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float,
+        *,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+    ) -> None:
+        checks.in_range("lr", lr, 0.0, float("inf"))
+        checks.in_range("momentum", momentum, 0.0, 1.0)
+        checks.in_range("weight_decay", weight_decay, 0.0, float("inf"))
+        if nesterov and not momentum:
+            raise ValueError("nesterov=True needs momentum > 0; got momentum=0.")
+        settings = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "nesterov": nesterov}
+        super().__init__(params, settings)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """v ← μv + (g + λw), w ← w − lr·v (nesterov: lr·(g + λw + μv)), on the rows that have a g."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is not None:
+                    self._change(param, group)
+        return loss
+
+    def _change(self, param: Tensor, group: dict[str, Any]) -> None:
+        assert param.grad is not None
+        rows, grad = None, param.grad
+        if grad.is_sparse:
+            grad = grad.coalesce()
+            rows, grad = grad.indices()[0], grad.values()
+        if group["weight_decay"]:
+            decayed = param if rows is None else param.index_select(0, rows)
+            grad = grad + group["weight_decay"] * decayed
+        if group["momentum"]:
+            state = self.state[param]
+            if "momentum_buffer" not in state:
+                state["momentum_buffer"] = torch.zeros_like(param, requires_grad=False)
+            buffer = state["momentum_buffer"]
+            moved = group["momentum"] * (buffer if rows is None else buffer.index_select(0, rows)) + grad
+            if rows is None:
+                buffer.copy_(moved)
+            else:
+                buffer.index_copy_(0, rows, moved)
+            grad = grad + group["momentum"] * moved if group["nesterov"] else moved
+        if rows is None:
+            param.add_(grad, alpha=-group["lr"])
+        else:
+            param.index_add_(0, rows, grad, alpha=-group["lr"])

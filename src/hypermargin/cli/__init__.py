@@ -26,6 +26,7 @@ from hypermargin.cli import (  # noqa: F401  # importing a command registers it
     embed,
     evaluate,
     export,
+    head,
     plot,
     train,
     verify,

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hypermargin import checks
-from hypermargin.functional import full_precision
-from hypermargin.numerics import polar
+from hypermargin.numerics import full_precision, polar
 
 Values = Tensor | NDArray[Any]
 Counts = NDArray[np.int64]

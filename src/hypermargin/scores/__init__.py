@@ -19,8 +19,21 @@ from hypermargin.scores.blocks import REDUCED_OPERANDS_WORK
 from hypermargin.scores.chunked import Chunked, chunk_for, chunked_rivals
 from hypermargin.scores.dense import Dense, Rivals, dense_rivals
 from hypermargin.scores.fused import Triton, fused_rivals, is_tested_on, plan, why_not
+from hypermargin.scores.traffic import Traffic, traffic
 
-__all__ = ["BACKENDS", "Chunked", "Dense", "Rivals", "Scores", "Triton", "choose", "explain_backend", "scores"]
+__all__ = [
+    "BACKENDS",
+    "Chunked",
+    "Dense",
+    "Rivals",
+    "Scores",
+    "Traffic",
+    "Triton",
+    "choose",
+    "explain_backend",
+    "scores",
+    "traffic",
+]
 
 Settings = Dense | Chunked | Triton
 BACKENDS: dict[str, type[Settings]] = {"dense": Dense, "chunked": Chunked, "triton": Triton}
@@ -83,11 +96,25 @@ def choose(
 
 
 def explain_backend(
-    rows: int, classes: int, backend: Backend = "auto", device: torch.device | str = "cpu", dim: int = 512
+    rows: int,
+    classes: int,
+    backend: Backend = "auto",
+    device: torch.device | str = "cpu",
+    dim: int = 512,
+    world_size: int = 1,
 ) -> str:
-    """Which backend a call of that size uses, and why, in words. `dim` matters to what the fused one can keep."""
+    """Which backend a call of that size uses, and why, in words. `dim` matters to what the fused one can keep.
+
+    With a `world_size` the classes lie on so many ranks (`Shard`), each bringing `rows` rows, and what a rank sends
+    in a step is counted too, for float32 features and bounded logits; `hypermargin.scores.traffic` counts others.
+    """
     checks.count("rows", rows, 0)
     checks.count("classes", classes)
+    if world_size != 1:
+        sent = traffic(rows, dim, world_size)
+        each = -(-classes // world_size)
+        of_one = explain_backend(rows * world_size, each, backend, device, dim)
+        return f"{of_one} Each of {world_size} ranks holds {each:,} classes and sends {sent}."
     settings, why = choose(backend, rows, classes, torch.device(device))
     if isinstance(settings, Dense):
         return f"dense: {why}"

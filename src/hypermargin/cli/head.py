@@ -1,0 +1,261 @@
+"""`hypermargin head`: look at the classes in a file, change them, and carry them between libraries."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hypermargin.cli._app import app, plain_errors
+from hypermargin.cli._heads import finish, listed, put, rows_of, say, table
+from hypermargin.cli._tables import show
+
+ABOUT = "Heads in files: look at their classes, add, remove and merge them, carry them between libraries."
+ALL_PAIRS = 50_000  # classes, up to which comparing all with all takes some ten seconds
+head = typer.Typer(help=ABOUT, no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(head, name="head")
+
+Files = Annotated[
+    list[Path], typer.Argument(help="A file (.pt, .safetensors, .npy), shards, their folder, or a run's folder.")
+]
+Prefix = Annotated[str, typer.Option(help='Where the head is a layer of a model: its name, as "fc.".')]
+Classes = Annotated[int | None, typer.Option(help="How many classes there must be, to notice a missing shard.")]
+Out = Annotated[Path, typer.Option("--out", "-o", help="The file to write: .safetensors, .pt or .npy.")]
+IdsOut = Annotated[Path | None, typer.Option(help="Also a .csv file old,new of the ids; −1: removed.")]
+RowsOnly = Annotated[bool, typer.Option("--rows-only", help="Drop bias and margins that the format cannot hold.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be written, and write nothing.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace a file that is there.")]
+
+
+@head.callback()
+def _head() -> None:
+    """Heads in files: look at their classes, add, remove and merge them, carry them between libraries."""
+
+
+@head.command()
+def info(
+    files: Files,
+    nearest: Annotated[
+        int | None, typer.Option(help=f"Nearest pairs of classes to list; default 5 up to {ALL_PAIRS:,} classes.")
+    ] = None,
+    prefix: Prefix = "",
+) -> None:
+    """Classes, dim, lengths, rows that are zero or NaN, nearest pairs of classes, missing shards.
+
+    \b
+    Examples:
+      hypermargin head info head.safetensors
+      hypermargin head info work_dirs/ms1mv3_r50 --nearest 20
+      hypermargin head info model.pt --prefix fc.
+    """
+    import torch
+
+    from hypermargin.life import nearest_pairs
+    from hypermargin.life.files import find, read_one
+    from hypermargin.life.look import lengths
+    from hypermargin.life.shards import join
+
+    with plain_errors():
+        found = find(files)
+        parts = [read_one(path, prefix) for path in found.paths]
+        weights = join(parts) if len(parts) > 1 else parts[0]
+        size = lengths(weights.weight)
+        top = nearest if nearest is not None else 5 if weights.classes <= ALL_PAIRS else 0
+        pairs = nearest_pairs(weights.weight, top)
+    bad, zero = ~size.isfinite(), size == 0
+    sizes = sum(path.stat().st_size for path in found.paths if path.is_file())
+    say("format", f"{weights.format}, {sizes:,} bytes" if sizes else weights.format)
+    if found.ranks:
+        say("shards", f"{len(found.ranks)}, ranks {listed(found.ranks)}")
+        say("missing", f"ranks {listed(found.missing)}" if found.missing else "none up to the last rank given")
+    for part in parts:
+        if "classes_held" in part.rest:
+            start, stop, total, rank, world = part.rest["classes_held"].tolist()
+            say("slice", f"classes {start}:{stop} of {total:,}, rank {rank} of {world}")
+    say("classes", f"{weights.classes:,}" + (" in these shards" if found.missing else ""))
+    say("dim", f"{weights.dim:,}")
+    say("dtype", str(weights.weight.dtype).removeprefix("torch."))
+    say("holds", ", ".join(weights.entries()))
+    if bool((~bad).any()):
+        good = size[~bad]
+        say("lengths", f"{good.min():.4g} least, {good.median():.4g} median, {good.max():.4g} largest")
+    say("zero rows", rows_of(torch.nonzero(zero)[:, 0]))
+    say("NaN or inf", rows_of(torch.nonzero(bad)[:, 0]))
+    if pairs:
+        show([table("nearest pairs of classes", pairs)])
+    elif nearest is None and weights.classes > ALL_PAIRS:
+        minutes = weights.classes**2 * weights.dim / 6e12  # at 100 GFLOP/s, each pair once
+        say("nearest", f"not compared; --nearest 5 takes {minutes:,.0f} minutes or so")
+
+
+@head.command()
+def resize(
+    files: Files,
+    out: Out,
+    add: Annotated[int | None, typer.Option(help="Add so many classes, with random rows.")] = None,
+    from_embeddings: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(help="Add a class for every label: (N, dim) embeddings and (N,) labels, .npy.", metavar="E L"),
+    ] = None,
+    remove: Annotated[str | None, typer.Option(help="Remove classes: 3,5,8-12 or a file of ids.")] = None,
+    reorder: Annotated[Path | None, typer.Option(help="A .csv file of old,new ids; others stay.")] = None,
+    m: Annotated[
+        float | None, typer.Option(help="Margin of added classes, where the file has one a class.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of random rows.")] = 0,
+    ids_out: IdsOut = None,
+    rows_only: RowsOnly = False,
+    prefix: Prefix = "",
+    classes: Classes = None,
+    dry_run: DryRun = False,
+    force: Force = False,
+) -> None:
+    """Add, remove or reorder classes: one of the three at a time.
+
+    \b
+    Examples:
+      hypermargin head resize head.safetensors --add 100 -o larger.safetensors
+      hypermargin head resize head.pt --from-embeddings new.npy labels.npy -o larger.pt
+      hypermargin head resize head.npy --remove 3,5,8-12 -o smaller.npy --ids-out ids.csv
+      hypermargin head resize head.pt --reorder map.csv -o ordered.pt --dry-run
+    """
+    from hypermargin import life
+    from hypermargin.life.lists import read_embeddings, read_ids, read_map
+
+    with plain_errors():
+        asked = {"--add": add is not None or from_embeddings is not None, "--remove": remove, "--reorder": reorder}
+        if sum(map(bool, asked.values())) != 1:
+            got = " and ".join(name for name, given in asked.items() if given) or "none"
+            raise ValueError(f"give one of {', '.join(asked)}; got {got}.")
+        weights = life.read(files, prefix=prefix, classes=classes)
+        before = weights.classes
+        if remove is not None:
+            ids = life.remove_classes(weights, read_ids("--remove", remove))
+        elif reorder is not None:
+            ids = life.reorder_classes(weights, read_map(reorder))
+        elif from_embeddings is not None:
+            x, y = read_embeddings(*from_embeddings)
+            ids = life.add_classes(weights, add, embeddings=x, labels=y, m=m)
+        else:
+            ids = life.add_classes(weights, add, m=m, seed=seed)
+        finish(weights, before, ids, out, ids_out, rows_only, dry_run, force)
+
+
+@head.command()
+def merge(
+    files: Files,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The file to write; not needed for --dry-run.")
+    ] = None,
+    groups: Annotated[Path | None, typer.Option(help="A .csv file, the ids of one group a line.")] = None,
+    above: Annotated[float | None, typer.Option(help="Merge classes with a cosine of at least this.")] = None,
+    counts: Annotated[Path | None, typer.Option(help="Samples of every class, .npy, to weigh the means.")] = None,
+    ids_out: IdsOut = None,
+    rows_only: RowsOnly = False,
+    prefix: Prefix = "",
+    classes: Classes = None,
+    dry_run: DryRun = False,
+    force: Force = False,
+) -> None:
+    """Make one class of several that are one identity: those listed, or those that are nearly parallel.
+
+    Classes that are near by way of a third fall into one group: look at --dry-run first.
+
+    \b
+    Examples:
+      hypermargin head merge head.safetensors --above 0.9 --dry-run
+      hypermargin head merge head.safetensors --above 0.9 -o merged.safetensors --ids-out ids.csv
+      hypermargin head merge head.pt --groups same.csv --counts samples.npy -o merged.pt
+    """
+    from hypermargin import life
+    from hypermargin.life.lists import read_counts, read_groups
+
+    with plain_errors():
+        if (groups is None) == (above is None):
+            raise ValueError("give one of --groups and --above.")
+        if out is None and not dry_run:
+            raise ValueError("--out is missing: the file to write. To look only, add --dry-run.")
+        weights = life.read(files, prefix=prefix, classes=classes)
+        before, pairs = weights.classes, []
+        if groups is not None:
+            found = read_groups(groups)
+        else:
+            pairs = life.nearest_pairs(weights.weight, above=above)
+            found = life.groups_of(pairs)
+            if not found:
+                raise ValueError(f"no two classes have a cosine of {above:g} or more; nothing to merge.")
+        samples = None if counts is None else read_counts(counts)
+        ids = life.merge_classes(weights, found, counts=samples)
+        if pairs and dry_run:
+            shown = pairs[:1000]
+            show([table(f"{len(pairs):,} pairs with a cosine of {above:g} or more", shown)])
+        if dry_run:
+            for group in found[:1000]:
+                say("would merge", f"{', '.join(map(str, group))} into {int(ids[group[0]])}")
+        if out is None:
+            say("classes", f"{before:,} to {weights.classes:,}")
+        else:
+            finish(weights, before, ids, out, ids_out, rows_only, dry_run, force)
+
+
+@head.command("import")
+def import_(
+    files: Files,
+    out: Out,
+    rows_only: RowsOnly = False,
+    prefix: Prefix = "",
+    classes: Classes = None,
+    dry_run: DryRun = False,
+    force: Force = False,
+) -> None:
+    """A head of insightface, pytorch-metric-learning, an nn.Linear or a run as one file of ours.
+
+    \b
+    Examples:
+      hypermargin head import work_dirs/ms1mv3_r50 --classes 93431 -o head.safetensors
+      hypermargin head import softmax_fc_gpu_0.pt softmax_fc_gpu_1.pt -o head.safetensors
+      hypermargin head import arcface_loss.pt -o head.pt
+      hypermargin head import model.pt --prefix fc. -o head.safetensors
+    """
+    from hypermargin.life import read
+    from hypermargin.life.writing import plan_outputs
+
+    with plain_errors():
+        weights = read(files, prefix=prefix, classes=classes)
+        say("read", f"{weights.format}, {weights.classes:,} classes of {weights.dim:,} dimensions")
+        put(plan_outputs(weights, out, rows_only=rows_only, replace=force), dry_run)
+
+
+@head.command()
+def export(
+    files: Files,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write; for insightface, a folder.")],
+    to: Annotated[str, typer.Option(help="insightface, metric-learning, linear, hypermargin, safetensors or npy.")],
+    shards: Annotated[int, typer.Option(help="Files of insightface: the GPUs to go on with.", min=1)] = 1,
+    rows_only: RowsOnly = False,
+    prefix: Prefix = "",
+    classes: Classes = None,
+    dry_run: DryRun = False,
+    force: Force = False,
+) -> None:
+    """A head as other libraries keep it; insightface's also from one number of shards to another.
+
+    \b
+    Examples:
+      hypermargin head export head.safetensors --to insightface --shards 4 -o resumed/
+      hypermargin head export work_dirs/on8gpus --to insightface --shards 3 -o work_dirs/on3gpus
+      hypermargin head export head.safetensors --to metric-learning -o arcface_loss.pt
+      hypermargin head export head.pt --to linear -o fc.pt
+    """
+    from hypermargin.life import read
+    from hypermargin.life.writing import plan_outputs
+
+    with plain_errors():
+        weights = read(files, prefix=prefix, classes=classes)
+        outputs = plan_outputs(weights, out, format=to, shards=shards, rows_only=rows_only, replace=force)
+        written = {"weight"} if to == "metric-learning" else set(outputs[0].entries)
+        lost = [name for name in weights.entries() if name not in written]
+        if lost:
+            say("left out", f"{', '.join(lost)}: {to} keeps none of these in its files")
+        put(outputs, dry_run)

@@ -1,0 +1,36 @@
+"""The life of a head: more classes, fewer, merged, in another order, in shards, from other libraries and back.
+
+What changes a head or `Weights` works in place and returns the new id of every old class, so that labels follow:
+`labels = ids[labels]`. Give `optimizer=` and its state follows too.
+"""
+
+from hypermargin.life.change import add_classes, by_name, merge_classes, remove_classes, reorder_classes
+from hypermargin.life.files import read
+from hypermargin.life.foreign import from_linear, from_metric_learning, to_linear, to_metric_learning
+from hypermargin.life.look import Pair, groups_of, nearest_pairs
+from hypermargin.life.shards import join, shard_range, split
+from hypermargin.life.weights import Weights, head_from, weights_of
+from hypermargin.life.writing import write
+
+__all__ = [
+    "Pair",
+    "Weights",
+    "add_classes",
+    "by_name",
+    "from_linear",
+    "from_metric_learning",
+    "groups_of",
+    "head_from",
+    "join",
+    "merge_classes",
+    "nearest_pairs",
+    "read",
+    "remove_classes",
+    "reorder_classes",
+    "shard_range",
+    "split",
+    "to_linear",
+    "to_metric_learning",
+    "weights_of",
+    "write",
+]

@@ -1,0 +1,96 @@
+"""Look at the rows of a head: their lengths, and which classes are nearly one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hypermargin import checks
+
+BLOCK = 2048
+MOST = 1_000_000
+
+
+class Pair(NamedTuple):
+    """Two classes and the cosine between their rows."""
+
+    first: int
+    second: int
+    cosine: float
+
+
+@torch.no_grad()
+def lengths(weight: Tensor) -> Tensor:
+    """(C,) in float64, of blocks so that no wide copy of the weight is made."""
+    return torch.cat(
+        [torch.linalg.vector_norm(part.double(), dim=1) for part in torch.split(weight.detach(), BLOCK)]
+    )
+
+
+@torch.no_grad()
+def nearest_pairs(weight: Tensor, top: int = 5, *, above: float | None = None, block: int = BLOCK) -> list[Pair]:
+    """The `top` nearest pairs of classes, nearest first; or all with a cosine of at least `above`.
+
+    C²·d operations, in blocks of `block`² numbers of memory: 100,000 classes of 512 dimensions take a minute or so.
+    Rows with NaN or of length 0 have no direction and are left out.
+    """
+    checks.count("top", top, 0)
+    checks.count("block", block)
+    if above is not None and not -1 <= above <= 1:
+        raise ValueError(f"above must be a cosine in [−1, 1]; got {above:g}.")
+    if top == 0 and above is None:
+        return []
+    size = lengths(weight)
+    usable = (size.isfinite() & (size > 0)).nonzero()[:, 0]
+    found: list[Pair] = []
+    parts = torch.split(usable, block)
+    floor = -2.0 if above is None else above
+    for a, rows in enumerate(parts):
+        left = _units(weight, rows, size)
+        for b in range(a, len(parts)):
+            cosines = left @ _units(weight, parts[b], size).T
+            if a == b:
+                cosines = cosines.triu(1) - 3 * torch.ones_like(cosines).tril()  # each pair once, below any floor
+            hits = (cosines >= floor).nonzero()
+            if above is None and len(hits) > top:
+                best = cosines.flatten().topk(min(top, cosines.numel())).indices
+                hits = torch.stack((best // cosines.shape[1], best % cosines.shape[1]), 1)
+                hits = hits[cosines[hits[:, 0], hits[:, 1]] >= -2]
+            values = cosines[hits[:, 0], hits[:, 1]].clamp(-1, 1).tolist()
+            places = zip(rows[hits[:, 0]].tolist(), parts[b][hits[:, 1]].tolist(), values, strict=True)
+            found += [Pair(*place) for place in places]
+            if above is None:
+                found = sorted(found, key=lambda pair: (-pair.cosine, pair))[:top]
+                floor = found[-1].cosine if len(found) == top else floor
+            elif len(found) > MOST:
+                raise ValueError(
+                    f"more than {MOST:,} pairs have a cosine of {above:g} or more. Choose a higher one."
+                )
+    return sorted(found, key=lambda pair: (-pair.cosine, pair))
+
+
+def groups_of(pairs: Iterable[tuple[int, int, float]]) -> list[list[int]]:
+    """Classes connected by pairs, as groups to merge. A chain of near pairs is one group: look at it first."""
+    root: dict[int, int] = {}
+
+    def top(k: int) -> int:
+        while root.setdefault(k, k) != k:
+            root[k] = root[root[k]]
+            k = root[k]
+        return k
+
+    for first, second, _ in pairs:
+        one, other = sorted((top(first), top(second)))
+        root[other] = one
+    groups: dict[int, list[int]] = {}
+    for k in sorted(root):
+        groups.setdefault(top(k), []).append(k)
+    return [groups[k] for k in sorted(groups)]
+
+
+def _units(weight: Tensor, rows: Tensor, size: Tensor) -> Tensor:
+    part = weight.detach()[rows.to(weight.device)]
+    return (part.double() / size[rows.to(size.device)][:, None]).float()

@@ -1,0 +1,188 @@
+"""What ranks say to each other, and its gradients. Nothing here knows of classes or margins.
+
+A quantity is *partial* where every rank holds a share of a sum, and *replicated* where all hold the same. Each
+node below carries values from one kind to the other, and its backward carries gradients back:
+
+    gather_rows   my rows → all rows, of which every rank then makes a partial result: gradients are added up
+    sum_partial   partial → replicated: the gradient, replicated too, is everybody's as it is
+    spread        replicated parameter → partial results: gradients are added up, so every rank gets the whole
+    own_rows      replicated → my rows: everybody's gradients are put together
+    join          my rows → all rows, used alike by all: the gradient is my part of the replicated one
+
+A backward with a collective in it must run on every rank. Autograd runs nodes in the reverse order of their making,
+so the order is the same on all. Rows may differ in number: the wire carries as many as the largest rank has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+Group = dist.ProcessGroup | None
+# torch 2.13 renamed both.
+_all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+class Rows(NamedTuple):
+    """How many rows each rank brought, and who is asking."""
+
+    sizes: Sequence[int]
+    rank: int
+    group: Group
+    factor: float = 1.0  # on the gradients that go back to the rows
+
+    @property
+    def own(self) -> slice:
+        """Where this rank's rows are among all."""
+        start = sum(self.sizes[: self.rank])
+        return slice(start, start + self.sizes[self.rank])
+
+    def stacked(self, x: Tensor) -> Tensor:
+        """My rows, padded → (ranks, largest, …)."""
+        world, largest = len(self.sizes), max(self.sizes)
+        if x.shape[0] < largest:
+            x = torch.cat((x, x.new_zeros(largest - x.shape[0], *x.shape[1:])))
+        out = x.new_empty(world * largest, *x.shape[1:])
+        if out.numel():
+            _run(_all_gather, out, x.contiguous(), group=self.group)
+        return out.unflatten(0, (world, largest)) if largest else out.new_empty(world, 0, *x.shape[1:])
+
+    def collected(self, x: Tensor) -> Tensor:
+        """My rows → all rows, in the order of the ranks."""
+        if len(self.sizes) == 1:
+            return x
+        stack = self.stacked(x)
+        if min(self.sizes) == max(self.sizes):
+            return stack.flatten(0, 1)
+        return torch.cat([part[:size] for part, size in zip(stack, self.sizes, strict=True)])
+
+    def summed(self, x: Tensor) -> Tensor:
+        """Partial values of all rows → the sums of mine."""
+        if len(self.sizes) == 1 or not x.numel():
+            return x
+        if not scatters(self.group):
+            return all_reduce(x, "SUM", self.group)[self.own]
+        largest = max(self.sizes)
+        if min(self.sizes) < largest:
+            parts = x.split(list(self.sizes))
+            x = torch.cat([torch.cat((p, p.new_zeros(largest - p.shape[0], *p.shape[1:]))) for p in parts])
+        out = x.new_empty(largest, *x.shape[1:])
+        _run(_reduce_scatter, out, x.contiguous(), group=self.group)
+        return out[: self.sizes[self.rank]]
+
+
+def scatters(group: Group) -> bool:
+    """Reduce-scatter with NCCL; with gloo, where it depends on torch's version, an all-reduce must do."""
+    return dist.get_backend(group) == "nccl"
+
+
+def _run(call: Callable[..., Any], *tensors: Tensor, **options: Any) -> None:
+    try:
+        call(*tensors, **options)
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"a rank of the process group did not come to {call.__name__}: it has ended, or is somewhere else. "
+            f"Look for the first error in the outputs of all ranks, and resume from the last checkpoint. ({error})"
+        ) from error
+
+
+def all_reduce(x: Tensor, how: str, group: Group) -> Tensor:
+    """A copy of x, summed ("SUM") or with the largest ("MAX") over the ranks. No gradient."""
+    out = x.detach().clone(memory_format=torch.contiguous_format)
+    if out.numel():
+        _run(dist.all_reduce, out, op=getattr(dist.ReduceOp, how), group=group)
+    return out
+
+
+class _GatherRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dtype: torch.dtype, rows: Rows) -> Tensor:
+        ctx.rows, ctx.dtype = rows, x.dtype
+        return rows.collected(x).to(dtype)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        limit = torch.finfo(ctx.dtype).max
+        mine = ctx.rows.summed(grad) * ctx.rows.factor  # summed in the wide dtype, then rounded once
+        return mine.clamp(-limit, limit).to(ctx.dtype), None, None
+
+
+class _SumPartial(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        return all_reduce(x, "SUM", group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None
+
+
+class _Spread(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return all_reduce(grad, "SUM", ctx.group), None
+
+
+class _OwnRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rows: Rows) -> Tensor:
+        ctx.rows = rows
+        return x[rows.own].clone()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return ctx.rows.collected(grad), None
+
+
+class _Join(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rows: Rows) -> Tensor:
+        ctx.rows = rows
+        return rows.collected(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad[ctx.rows.own], None
+
+
+def gather_rows(x: Tensor, rows: Rows, dtype: torch.dtype | None = None) -> Tensor:
+    """Everybody's rows, in `dtype`; gradients by them are added over the ranks, in that dtype, times the factor."""
+    out: Tensor = _GatherRows.apply(x, x.dtype if dtype is None else dtype, rows)
+    return out
+
+
+def sum_partial(x: Tensor, group: Group) -> Tensor:
+    """The sum over the ranks, of which all make the same."""
+    out: Tensor = _SumPartial.apply(x, group)
+    return out
+
+
+def spread(x: Tensor, group: Group) -> Tensor:
+    """A parameter that is the same everywhere, to be used in shares."""
+    out: Tensor = _Spread.apply(x, group)
+    return out
+
+
+def own_rows(x: Tensor, rows: Rows) -> Tensor:
+    """My rows of what all ranks hold alike; the others take theirs."""
+    out: Tensor = _OwnRows.apply(x, rows)
+    return out
+
+
+def join(x: Tensor, rows: Rows) -> Tensor:
+    """Everybody's rows, of which all make the same."""
+    out: Tensor = _Join.apply(x, rows)
+    return out

@@ -1,0 +1,571 @@
+"""What the ranks of tests/test_sharded.py do: every case compares a sharded head with the plain one, in float64."""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import io
+import itertools
+import math
+import os
+import traceback
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import hypermargin as hm
+from hypermargin import margins, schedule
+from hypermargin.margins import ArcFace, Combined, CosFace, NoMargin, SphereFace
+from hypermargin.scores import Chunked, collective
+from hypermargin.scores.sharded import class_range
+
+WORLDS = (1, 2, 3, 4)
+D = 5
+CASES = {}
+
+
+def case(function):
+    CASES[function.__name__] = function
+    return function
+
+
+class Ranks:
+    """This rank, in a world of the first few processes."""
+
+    def __init__(self, world, group):
+        self.world, self.group, self.rank = world, group, dist.get_rank(group)
+
+    def rows(self, sizes):
+        start = sum(sizes[: self.rank])
+        return slice(start, start + sizes[self.rank])
+
+    def classes(self, count):
+        return slice(*class_range(count, self.rank, self.world))
+
+
+def numbers(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def problem(ranks, classes, sizes=(3, 2, 4, 1), seed=1):
+    """Rows by rank, features and labels of all; a label in the last class where there is one."""
+    sizes = sizes[: ranks.world]
+    n = sum(sizes)
+    y = torch.randint(0, classes, (n,), generator=torch.Generator().manual_seed(seed))
+    if n:
+        y[-1] = classes - 1
+    return sizes, 2 * numbers(n, D, seed=seed), y
+
+
+def pair(ranks, margin, classes, average=True, **options):
+    """The plain head and the sharded one, with the same numbers in them."""
+    torch.manual_seed(3)
+    one = hm.MarginHead(D, classes, margin, dtype=torch.float64, **copy.deepcopy(options)).double()
+    if one.bias is not None:
+        one.bias.data.normal_()
+    shard = hm.Shard(ranks.group, average=average)
+    many = hm.MarginHead(D, classes, margin, dtype=torch.float64, shard=shard, **copy.deepcopy(options)).double()
+    mine = ranks.classes(classes)
+    assert many.weight.shape[0] == mine.stop - mine.start
+    many.weight.data.copy_(one.weight.data[mine])
+    if one.bias is not None:
+        many.bias.data.copy_(one.bias.data[mine])
+    return one, many
+
+
+def close(a, b, what, tolerance=1e-10):
+    assert a.shape == b.shape, f"{what}: shape {tuple(a.shape)}, should be {tuple(b.shape)}"
+    a, b = a.detach(), b.detach()
+    same = (a == b) | (a.isnan() & b.isnan())
+    off = (a - b).abs().masked_fill(same, 0.0)
+    worst = float(off.detach().max()) if off.numel() else 0.0
+    assert worst <= tolerance * max(1.0, float(b[b.isfinite()].abs().max()) if b.isfinite().any() else 1.0), (
+        f"{what} is off by {worst:.3g}"
+    )
+
+
+def grad(tensor):
+    return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad.to_dense()
+
+
+def compare_gradients(ranks, one, many, x_one, x_many, own, factor):
+    mine = ranks.classes(one.classes)
+    close(grad(x_many), factor * grad(x_one)[own], "dX")
+    close(grad(many.weight), grad(one.weight)[mine], "dW")
+    if one.bias is not None:
+        close(grad(many.bias), grad(one.bias)[mine], "db")
+    if one.learn_scale:
+        close(grad(many.scale), grad(one.scale), "ds")
+    if one.learn_margin:
+        by_class = one.m.dim() > torch.tensor(one.margin.m).dim()
+        close(grad(many.m), grad(one.m)[mine] if by_class else grad(one.m), "dm")
+
+
+def agree(ranks, margin, classes=7, sizes=(3, 2, 4, 1), average=True, mix=None, ignore=(), steps=1, **options):
+    """Loss and every gradient, sharded against plain."""
+    one, many = pair(ranks, margin, classes, average, **options)
+    sizes, x, y = problem(ranks, classes, sizes)
+    own = ranks.rows(sizes)
+    y[[i for i in ignore if i < len(y)]] = -100
+    x_one, x_many = x.clone().requires_grad_(), x[own].clone().requires_grad_()
+    x_one.data[y == -100] = math.nan
+    x_many.data[y[own] == -100] = math.nan
+    for _ in range(steps):
+        both = None
+        if mix is not None:
+            other = (y + torch.arange(len(y)) % 3) % classes
+            both = (other, torch.linspace(0, 1, len(y), dtype=torch.float64) if mix == "rows" else mix)
+        own_mix = both and (both[0][own], both[1][own] if mix == "rows" else both[1])
+        a, b = one(x_one, y, mix=both), many(x_many, y[own], mix=own_mix)
+        if one.reduction == "none":
+            close(b, a[own], "loss")
+            a, b = (a * torch.arange(1, len(y) + 1)).sum(), (b * torch.arange(own.start + 1, own.stop + 1)).sum()
+        else:
+            close(b, a, "loss")
+        for head, leaf, loss in ((one, x_one, a), (many, x_many, b)):
+            head.zero_grad()
+            leaf.grad = None
+            loss.backward()
+        compare_gradients(ranks, one, many, x_one, x_many, own, ranks.world if average else 1)
+    close(many.current_scale().detach().double(), one.current_scale().detach().double(), "s")
+    return one, many
+
+
+@case
+def every_margin(ranks):
+    for name, gradient in itertools.product(margins.names(), ("exact", "straight")):
+        agree(ranks, margins.get(name)(), scale=8.0, gradient=gradient)
+    agree(ranks, ArcFace(0.5, beyond="easy"), scale=64.0)
+
+
+@case
+def every_backend(ranks):
+    for backend, unit in itertools.product(("dense", Chunked(chunk=2), Chunked(chunk=2, keep=0)), (True, False)):
+        agree(ranks, CosFace(), scale=8.0, backend=backend, unit_weight=unit, bias=not unit, classes=11)
+
+
+@case
+def every_norm_and_a_bias(ranks):
+    for unit_x, unit_w, bias in itertools.product((True, False), repeat=3):
+        agree(ranks, SphereFace(1.7), unit_features=unit_x, unit_weight=unit_w, bias=bias, scale=3.0)
+
+
+@case
+def any_number_of_classes(ranks):
+    for classes in (1, 2, 3, 4, 5, 8, 13):
+        agree(ranks, ArcFace(), classes=classes, scale=8.0, bias=classes % 2 == 0)
+        agree(ranks, NoMargin(), classes=classes, unit_weight=False, backend=Chunked(chunk=2), label_smoothing=0.1)
+
+
+@case
+def any_number_of_rows(ranks):
+    for sizes in ((2, 2, 2, 2), (0, 3, 1, 2), (1, 0, 0, 0), (0, 0, 0, 0), (5, 1, 0, 7)):
+        agree(ranks, ArcFace(), sizes=sizes, scale=8.0, learn_scale=True)
+        agree(ranks, CosFace(), sizes=sizes, scale=8.0, reduction="none", label_smoothing=0.2)
+
+
+@case
+def ignored_rows(ranks):
+    for ignore in ((0,), (0, 1, 2, 4), range(10)):
+        agree(ranks, ArcFace(), ignore=ignore, scale=8.0, bias=True)
+        agree(ranks, ArcFace(), ignore=ignore, scale=8.0, reduction="none", backend=Chunked(chunk=2))
+
+
+@case
+def every_reduction(ranks):
+    for reduction, average in itertools.product(("mean", "sum", "none"), (True, False)):
+        agree(ranks, ArcFace(), reduction=reduction, average=average, scale=8.0)
+
+
+@case
+def smoothing_and_mixup(ranks):
+    for mix, smoothing in itertools.product((None, 0.3, "rows"), (0.0, 0.1)):
+        for classes in (2, 7):
+            options = {"mix": mix, "label_smoothing": smoothing, "classes": classes, "scale": 8.0}
+            agree(ranks, ArcFace(), ignore=(1,), **options)
+            agree(ranks, CosFace(), bias=True, unit_weight=False, reduction="none", **options)
+
+
+@case
+def learned_scale_and_margins(ranks):
+    for margin, classes in ((ArcFace(0.3), 7), (Combined(1.1, 0.2, 0.1), 6), (Combined(1.1, 0.2, 0.1), 3)):
+        m = torch.tensor(margin.m)
+        by_class = m + 0.05 * torch.rand(classes, *m.shape, generator=torch.Generator().manual_seed(0))
+        agree(ranks, margin, classes=classes, class_margins=by_class, scale=8.0)
+        for given in (None, by_class):
+            options = {"class_margins": given, "learn_margin": True, "learn_scale": True, "classes": classes}
+            agree(ranks, margin, scale=8.0, **options)
+            agree(ranks, margin, scale=8.0, unit_features=False, reduction="sum", **options)
+
+
+@case
+def scales_that_set_themselves(ranks):
+    agree(ranks, CosFace(0.2), scale="adacos", classes=13)
+    agree(ranks, CosFace(0.2), scale="adacos-dynamic", classes=13, steps=3, ignore=(2,))
+    agree(ranks, CosFace(0.2), scale="adacos-dynamic", classes=5, sizes=(0, 4, 0, 3), steps=2)
+    agree(ranks, CosFace(0.2), scale="adacos-dynamic", classes=5, sizes=(0, 0, 0, 0), steps=2)
+
+
+@case
+def schedules(ranks):
+    agree(ranks, SphereFace(3.0), schedule=schedule.LambdaAnnealing(base=10.0, floor=0.5), steps=3, scale=8.0)
+    by_class = [0.1 * i for i in range(5)]
+    agree(
+        ranks, ArcFace(), classes=5, class_margins=by_class, schedule=schedule.MarginWarmup(4), steps=3, scale=8.0
+    )
+    agree(ranks, SphereFace(2.0), schedule=schedule.Alternation(1, 1), unit_weight=False, steps=3)
+
+
+@case
+def large_logits(ranks):
+    """Beyond what one SUM can hold the largest is taken off first; rows that would overflow shrink alike."""
+    for scale in (64.0, 299.0, 500.0, 1e5):
+        agree(ranks, CosFace(), scale=scale, classes=9)
+    agree(ranks, NoMargin(), scale=300.0, unit_features=False, unit_weight=False)
+    one, many = pair(ranks, NoMargin(), 6, unit_features=False, unit_weight=False)
+    one.weight.data *= 1e200
+    many.weight.data *= 1e200
+    sizes, x, y = problem(ranks, 6)
+    own = ranks.rows(sizes)
+    a, b = one(1e200 * x, y), many(1e200 * x[own], y[own])
+    assert a.isfinite()
+    close(b / a, torch.ones_like(a), "loss")
+
+
+@case
+def scale_and_m_by_row(ranks):
+    sizes, x, y = problem(ranks, 7, (3, 0, 4, 1))
+    own, mine = ranks.rows(sizes), ranks.classes(7)
+    W, part = numbers(7, D, seed=5), hm.Shard(ranks.group, average=False).part(7)
+    s, m = 4 + numbers(len(y), seed=6).abs(), 0.2 + 0.1 * numbers(len(y), 1, seed=7).abs()
+    leaves = [t.clone().requires_grad_() for t in (x, W, s, m)]
+    a = hm.margin_softmax(leaves[0], leaves[1], y, ArcFace(), scale=leaves[2], m=leaves[3])
+    cut = [t.clone().requires_grad_() for t in (x[own], W[mine], s[own], m[own])]
+    b = hm.margin_softmax(cut[0], cut[1], y[own], ArcFace(), scale=cut[2], m=cut[3], part=part)
+    close(b, a, "loss")
+    for name, right, ours, where in zip(
+        ("dX", "dW", "ds", "dm"), torch.autograd.grad(a, leaves), torch.autograd.grad(b, cut),
+        (own, mine, own, own), strict=True,
+    ):  # fmt: skip
+        close(ours, right[where], name)
+
+
+@case
+def gradients_by_reduce_scatter(ranks):
+    """As with NCCL. gloo has it in torch 2.13, which lets it be tested here."""
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 13):
+        return
+    before, collective.scatters = collective.scatters, lambda group: True
+    try:
+        for sizes in ((2, 2, 2, 2), (0, 3, 1, 2), (5, 1, 0, 7)):
+            agree(ranks, ArcFace(), sizes=sizes, scale=8.0)
+    finally:
+        collective.scatters = before
+
+
+@case
+def features_without_gradient_on_some_ranks(ranks):
+    one, many = pair(ranks, ArcFace(), 7, scale=8.0)
+    sizes, x, y = problem(ranks, 7)
+    own = ranks.rows(sizes)
+    x_one = x.clone().requires_grad_()
+    x_many = x[own].clone().requires_grad_(ranks.rank == 0)
+    one(x_one, y).backward()
+    many(x_many, y[own]).backward()
+    close(many.weight.grad, one.weight.grad[ranks.classes(7)], "dW")
+    if ranks.rank == 0:
+        close(x_many.grad, ranks.world * x_one.grad[own], "dX")
+    with torch.no_grad():
+        close(many(x_many, y[own]), one(x, y), "loss")
+
+
+@case
+def logits_probabilities_and_scores(ranks):
+    for classes, options in itertools.product((2, 7), ({}, {"bias": True, "unit_weight": False})):
+        one, many = pair(ranks, ArcFace(), classes, scale=8.0, learn_scale=True, **options)
+        sizes, x, y = problem(ranks, classes, (3, 0, 2, 4))
+        own = ranks.rows(sizes)
+        x_one, x_many = x.clone().requires_grad_(), x[own].clone().requires_grad_()
+        a, b = one(x_one), many(x_many)
+        close(b, a[own], "logits")
+        goal = numbers(*a.shape, seed=9)
+        (a * goal).sum().backward()
+        (b * goal[own]).sum().backward()
+        compare_gradients(ranks, one, many, x_one, x_many, own, ranks.world)
+        close(many.predict_proba(x[own]), one.predict_proba(x)[own], "probabilities")
+        y[0] = -100
+        for name, ours, right in zip(
+            hm.scores.Scores._fields, many.scores(x[own], y[own]), one.scores(x, y), strict=True
+        ):
+            if right is not None:
+                close(ours, right[own], name)
+
+
+@case
+def half_precision(ranks):
+    """Features gathered as they are, gradients summed in float32 and rounded once."""
+    for dtype, autocast in ((torch.bfloat16, False), (torch.float32, True)):
+        one, many = pair(ranks, ArcFace(), 9, scale=16.0)
+        one, many = one.float(), many.float()
+        sizes, x, y = problem(ranks, 9)
+        own = ranks.rows(sizes)
+        x = x.to(dtype)
+        x_one, x_many = x.clone().requires_grad_(), x[own].clone().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            a, b = one(x_one, y), many(x_many, y[own])
+        a.backward()
+        b.backward()
+        assert b.dtype == torch.float32
+        close(b, a, "loss", 1e-6)
+        close(many.weight.grad, one.weight.grad[ranks.classes(9)], "dW", 1e-6)
+        close(
+            x_many.grad.double(),
+            ranks.world * x_one.grad[own].double(),
+            "dX",
+            1e-6 if dtype == torch.float32 else 4e-3,
+        )
+
+
+@case
+def first_weights_do_not_depend_on_the_ranks(ranks):
+    for classes in (3, 2500):
+        alone = hm.scores.sharded.Part(classes, 0, classes)
+        whole = torch.empty(classes, D)
+        alone.first_weights(whole, D**-0.5)
+        head = hm.MarginHead(D, classes, ArcFace(), shard=hm.Shard(ranks.group))
+        assert torch.equal(head.weight.data, whole[ranks.classes(classes)])
+        other = hm.MarginHead(D, classes, ArcFace(), shard=hm.Shard(ranks.group, seed=1))
+        assert not other.weight.numel() or not torch.equal(head.weight, other.weight)
+    assert abs(float(whole.norm(dim=1).square().mean()) - 1) < 0.1
+    assert len(whole.unique(dim=0)) == classes
+
+
+@case
+def saved_and_loaded(ranks):
+    _, many = pair(ranks, ArcFace(), 7, scale=8.0, bias=True)
+    file = io.BytesIO()
+    torch.save(many.state_dict(), file)
+    file.seek(0)
+    state = torch.load(file, weights_only=True)
+    mine = ranks.classes(7)
+    assert state["classes_held"].tolist() == [mine.start, mine.stop, 7, ranks.rank, ranks.world]
+    again = hm.MarginHead(D, 7, ArcFace(), bias=True, dtype=torch.float64, shard=hm.Shard(ranks.group))
+    again.load_state_dict(state)
+    assert torch.equal(again.weight, many.weight)
+    twin = copy.deepcopy(many)
+    assert twin.part == many.part
+    state["classes_held"][0] += 1
+    says(lambda: again.load_state_dict(state), ValueError, f"rank {ranks.rank} of {ranks.world}")
+    assert f"classes {mine.start}:{mine.stop}" in repr(many)
+
+
+def says(call, kind, *words):
+    with pytest.raises(kind) as found:
+        call()
+    assert all(word in str(found.value) for word in words), f"{found.value!r} does not say {words}"
+
+
+@case
+def a_refused_batch_is_refused_by_all(ranks):
+    """And the ranks are still together afterwards."""
+    _, many = pair(ranks, ArcFace(), 7, scale=8.0, schedule=schedule.MarginWarmup(4))
+    sizes, x, y = problem(ranks, 7)
+    own = ranks.rows(sizes)
+    x, y = x[own], y[own]
+    last = ranks.rank == ranks.world - 1
+    bad = y.clone()
+    bad[0] = 7
+    who = "" if last else f"rank {ranks.world - 1} refused its batch"
+    says(lambda: many(x, bad if last else y), ValueError, who, "labels must lie in [0, 7); got 7 at row 0")
+    nan = x.clone()
+    nan[0, 0] = math.nan
+    says(lambda: many(nan if last else x, y), ValueError, who, "features must be finite; got NaN at row 0")
+    says(lambda: many(x[:, :3] if last else x, y), ValueError, who, "features must have 5 columns")
+    says(lambda: many(x, y.float() if last else y), (ValueError, TypeError), who, "labels must be integer")
+    if ranks.world > 1:
+        says(
+            lambda: many(x.float() if last else x, y),
+            ValueError,
+            "rank 0: torch.float64 features",
+            f"rank {ranks.world - 1}: torch.float32 features",
+        )
+        says(lambda: many(x, y, mix=(y, 0.5) if last else None), ValueError, "1 labels a row", "2 labels a row")
+    assert int(many.schedules[0].step) == 0
+    many(x, y.int() if last else y).backward()  # int32 and int64 labels may meet
+    assert int(many.schedules[0].step) == 1
+
+
+@case
+def sampled_classes_do_not_depend_on_the_ranks(ranks):
+    """The plain head samples too: the same classes, so the same loss and gradients."""
+    for rate, correct in ((1.0, False), (0.5, True), (0.1, False), (0.1, True)):
+        sample = hm.PartialFC(rate, correct=correct, seed=4)
+        for options in ({"scale": 8.0}, {"bias": True, "unit_weight": False, "reduction": "none"}):
+            _, many = agree(ranks, ArcFace(), classes=29, sample=sample, steps=2, ignore=(1,), **options)
+            assert many.weight.grad.is_sparse == (rate < 1)
+            assert rate == 1 or int(many.sampled_steps) == 2
+        options = {"class_margins": [0.1 + 0.01 * i for i in range(29)], "learn_margin": True, "mix": 0.3}
+        agree(ranks, ArcFace(), classes=29, sizes=(2, 0, 1, 0), sample=sample, scale=8.0, **options)
+        agree(ranks, CosFace(), classes=29, sizes=(0, 0, 0, 0), sample=sample, scale=8.0)
+        many.eval()
+        assert torch.isfinite(many(numbers(1, D), torch.tensor([3]))).all()
+
+
+@case
+def sampled_training_moves_only_the_sample(ranks):
+    sample = hm.PartialFC(0.4, seed=2)
+    one, many = pair(ranks, ArcFace(), 23, scale=8.0, bias=True, sample=sample)
+    settings = {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-2, "nesterov": True}
+    optimizers = [hm.SampledSGD(head.parameters(), **settings) for head in (one, many)]
+    mine = ranks.classes(23)
+    moved = []
+    for step in range(4):
+        sizes, x, y = problem(ranks, 23, seed=step)
+        own = ranks.rows(sizes)
+        before = many.weight.detach().clone()
+        for optimizer, loss in zip(optimizers, (one(x, y), many(x[own], y[own])), strict=True):
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        rows = many.weight.grad.coalesce().indices()[0]
+        still = torch.ones(len(before), dtype=torch.bool).index_fill(0, rows, False)
+        assert torch.equal(many.weight[still], before[still])
+        assert (many.weight[~still] != before[~still]).any(1).all()
+        moved.append(rows.tolist())
+        assert one.weight.grad.coalesce().indices().shape[1] == max(9, len(y.unique()))
+    close(many.weight, one.weight[mine], "weight")
+    close(many.bias, one.bias[mine], "bias")
+    buffers = [
+        optimizer.state[head.weight]["momentum_buffer"]
+        for optimizer, head in zip(optimizers, (one, many), strict=True)
+    ]
+    close(buffers[1], buffers[0][mine], "momentum")
+    if ranks.world == 1:
+        assert len({tuple(rows) for rows in moved}) == 4
+
+
+@case
+def what_is_sent_is_what_was_counted(ranks):
+    """All that passes through torch.distributed, against `traffic`; gloo's dX is an all-reduce, twice the size."""
+    sent = []
+
+    def counted(call, *tensors, **options):
+        size = tensors[-1].numel() * tensors[-1].element_size()
+        around = 2 * (ranks.world - 1) / ranks.world
+        sent.append((ranks.world - 1) * size if "gather" in call.__name__ else around * size)
+        run(call, *tensors, **options)
+
+    run, collective._run = collective._run, counted
+    try:
+        for options in ({}, {"smoothing": True}, {"bounded": False}, {"labels": 2}):
+            head = hm.MarginHead(
+                D, 7, ArcFace(), scale=8.0, shard=hm.Shard(ranks.group), bias="bounded" in options,
+                label_smoothing=0.1 if "smoothing" in options else 0.0,
+            )  # fmt: skip
+            x, y = torch.randn(3, D, requires_grad=True), torch.tensor([0, 3, 6])
+            sent.clear()
+            head(x, y, mix=(y, 0.5) if "labels" in options else None).backward()
+            right = hm.scores.traffic(3, D, ranks.world, **options)
+            assert math.isclose(sum(sent), right.total + right.gradient), (options, sent, right)
+    finally:
+        collective._run = run
+
+
+def network():
+    torch.manual_seed(11)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, D)).double()
+
+
+def train(ranks, wrapped, whole_weight):
+    """Five steps of SGD beside a wrapped network, and in one process: the same weights. Sizes change, one is 0."""
+    one, many = pair(ranks, ArcFace(0.3), 7, scale=8.0, bias=True, learn_scale=True)
+    alone, model = network(), wrapped(network())
+    optimizers = [
+        torch.optim.SGD([*net.parameters(), *head.parameters()], 0.1, momentum=0.9, weight_decay=1e-3)
+        for net, head in ((alone, one), (model, many))
+    ]
+    for step, sizes in enumerate(((3, 2), (2, 2), (4, 0), (1, 3), (2, 5))):
+        x, y = numbers(sum(sizes), 4, seed=step), torch.arange(sum(sizes)) % 7
+        own = ranks.rows(sizes)
+        for optimizer, loss in zip(optimizers, (one(alone(x), y), many(model(x[own]), y[own])), strict=True):
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    for (name, right), ours in zip(alone.named_parameters(), model.parameters(), strict=True):
+        close(whole_weight(ours).detach(), right.detach(), name, 1e-9)
+    close(many.weight.detach(), one.weight.detach()[ranks.classes(7)], "weight", 1e-9)
+    close(many.scale.detach(), one.scale.detach(), "scale", 1e-9)
+    assert (right - dict(network().named_parameters())[name]).abs().max() > 1e-3  # it has learned something
+
+
+@case
+def beside_ddp(ranks):
+    if ranks.world == 2:
+        from torch.nn.parallel import DistributedDataParallel
+
+        train(ranks, lambda net: DistributedDataParallel(net, process_group=ranks.group), lambda weight: weight)
+
+
+@case
+def beside_fsdp2(ranks):
+    if ranks.world == 2:
+        from torch.distributed.device_mesh import DeviceMesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = DeviceMesh.from_group(ranks.group, "cpu")
+        train(ranks, lambda net: fully_shard(net, mesh=mesh), lambda weight: weight.full_tensor())
+
+
+def on_device(rank, world, device):
+    """Every backend there is, in float32, on another device."""
+    classes, dim = 1001, 64
+    x = torch.randn(24, dim, generator=torch.Generator().manual_seed(0)).to(device)
+    y = (torch.arange(24) * 41 % classes).to(device)
+    sizes = ((24,), (20, 4), (20, 0, 4))[world - 1]
+    own = Ranks(world, None).rows(sizes)
+    for backend, sample in itertools.product(
+        ("dense", "chunked", "triton"), (None, hm.PartialFC(0.2, correct=True))
+    ):
+        options = {"scale": 16.0, "learn_scale": True, "sample": sample, "device": device}
+        torch.manual_seed(1)
+        one = hm.MarginHead(dim, classes, ArcFace(), backend="dense", **options)
+        many = hm.MarginHead(dim, classes, ArcFace(), backend=backend, shard=hm.Shard(), **options)
+        mine = slice(many.part.start, many.part.stop)
+        many.weight.data.copy_(one.weight.data[mine])
+        x_one, x_many = x.clone().requires_grad_(), x[own].clone().requires_grad_()
+        a, b = one(x_one, y), many(x_many, y[own])
+        a.backward()
+        b.backward()
+        close(b, a, f"{backend} loss", 1e-5)
+        for what, ours, right in (
+            ("dW", grad(many.weight), grad(one.weight)[mine]),
+            ("dX", grad(x_many), world * grad(x_one)[own]),
+            ("ds", grad(many.scale), grad(one.scale)),
+        ):
+            assert (ours - right).norm() <= 1e-4 * right.norm() + 1e-7, f"{backend} {what}"
+
+
+def work(rank, folder):
+    """One of four processes; smaller worlds are groups of the first ones."""
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=max(WORLDS),
+        timeout=datetime.timedelta(seconds=60),
+    )  # fmt: skip
+    groups = {world: None if world == max(WORLDS) else dist.new_group(range(world)) for world in WORLDS}
+    found = {}
+    for world, group in groups.items():
+        if rank >= world:
+            continue
+        ranks = Ranks(world, group)
+        for name, function in CASES.items():
+            try:
+                function(ranks)
+                found[world, name] = ""
+            except Exception:
+                found[world, name] = traceback.format_exc()
+    torch.save(found, os.path.join(folder, f"rank{rank}"))
+    dist.barrier()
+    dist.destroy_process_group()
