@@ -29,6 +29,7 @@ def test_absent_peers_are_listed_with_the_reason(capsys):
     assert "| cut-cross-entropy (no margin) | needs a GPU |" in head.as_markdown(result)
 
 
+@pytest.mark.slow
 def test_several_contenders_are_asked_for_with_commas_and_triton_says_why_it_is_absent(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     result = head.run(4, 30, 5, rounds=1, only="within 480, chunked", say=lambda text: None)
@@ -107,6 +108,7 @@ def test_the_fused_benchmark_without_a_gpu_says_so():
     assert "Traceback" not in run.stderr
 
 
+@pytest.mark.slow
 def test_a_contender_that_runs_out_of_memory_is_listed_and_the_others_go_on(monkeypatch):
     def exhausted(problem):
         def loss():

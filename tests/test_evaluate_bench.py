@@ -22,6 +22,7 @@ def test_results_are_whole(tmp_path):
     assert all(f"| {words} |" in markdown for words in evaluate.CONTENDERS.values())
 
 
+@pytest.mark.slow
 def test_memory_is_measured_elsewhere():
     problem = evaluate.Problem(200, 8, "cpu")
     histogram = 2 * (2**21 + 1) * 8
