@@ -1,12 +1,14 @@
 """`hypermargin head`, run as a user runs it; the many small cases run in this process to save the start-up."""
 
 import csv
+import functools
 import math
 import shlex
 
 import numpy as np
 import pytest
 import torch
+import typer
 from command import shell
 from pytorch_metric_learning import losses
 
@@ -15,6 +17,13 @@ from hypermargin.data import from_arrays
 from hypermargin.training import Config, train
 
 C, D = 9, 4
+get_command = functools.cache(typer.main.get_command)
+
+
+@pytest.fixture(autouse=True)
+def _made_once(monkeypatch):
+    """The tree of commands, which typer makes anew at every call and most of a call's time goes into."""
+    monkeypatch.setattr(typer.main, "get_command", get_command)
 
 
 @pytest.fixture
@@ -86,6 +95,10 @@ def test_info_of_what_is_wrong(run, place):
     assert "zero rows 1: 1" in lines(out)
     assert "NaN or inf 1: 3" in lines(out)
     assert "nan" not in out
+    bias = torch.zeros(C)
+    bias[5] = math.inf
+    torch.save({"weight": weight("rows.npy"), "bias": bias}, "bias.pt")
+    assert "NaN or inf 1: 5" in lines(run("head", "info", "bias.pt")[1])
     _, out, _ = run("head", "info", "shards")
     assert {"shards 4, ranks 0, 1, 2, 3", "missing none up to the last rank given", "classes 9"} <= set(lines(out))
     _, out, _ = run("head", "info", "shards/softmax_fc_gpu_1.pt")
@@ -176,6 +189,26 @@ def test_resize(run, place):
     assert run("head", "resize", "bad.npy", "--remove", "3", "-o", "good.npy")[0] == 0
 
 
+@pytest.mark.parametrize("arguments", [
+    "resize rows.npy --remove 1 -o x.npy --ids-out x.csv", "resize rows.npy --add 2 -o x.npy",
+    "resize rows.npy --reorder map.csv -o x.npy", "merge rows.npy --above 0.9 -o x.npy --ids-out x.csv",
+    "import shards -o x.pt", "export rows.npy --to linear -o x.pt", "import rows.npy -o head.safetensors --force",
+])  # fmt: skip
+def test_a_dry_run_says_what_the_run_does(run, place, arguments):
+    (place / "map.csv").write_text("0,1\n1,0\n")
+    before = snapshot(place)
+    code, dry, err = run("head", *shlex.split(arguments), "--dry-run")
+    assert (code, err) == (0, "")
+    assert snapshot(place) == before
+    code, out, _ = run("head", *shlex.split(arguments))
+    assert code == 0
+    said = [line for line in lines(dry) if line.startswith("would write")]
+    assert [line for line in lines(out) if line.startswith("written")] == [
+        line.replace("would write", "written") for line in said
+    ]
+    assert len(said) == len(before.keys() ^ snapshot(place).keys()) + ("--force" in arguments)
+
+
 def test_merge(run, place):
     before = snapshot(place)
     code, out, err = run("head", "merge", "head.safetensors", "--above", "0.99", "--dry-run")
@@ -212,6 +245,71 @@ def test_a_run(run, place):
     assert run("head", "import", "run", "-o", "run.npy")[0] == 0
 
 
+def test_slices_of_ranks(run, place):
+    """Files of a sharded head's ranks, with momentum: looked at, joined, changed."""
+    head = create_head("arcface", D, C)
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1, momentum=0.9)
+    head(torch.randn(20, D), torch.arange(20) % C).backward()
+    optimizer.step()
+    head.weight.data[7] = 0
+    found = life.weights_of(head, optimizer)
+    for rank, name in enumerate("bca"):
+        cut = slice(3 * rank, 3 * rank + 3)
+        state = {k: t[cut] if t.dim() else t for k, t in found.entries().items()}
+        held = torch.tensor([cut.start, cut.stop, C, rank, 3])
+        torch.save(state | {"classes_held": held}, f"{name}.pt")
+    code, out, _ = run("head", "info", "a.pt", "b.pt", "--nearest", "1")
+    assert code == 0
+    assert {"slice classes 0:3 of 9, rank 0 of 3", "slice classes 6:9 of 9, rank 2 of 3", "zero rows 1: 7"} <= set(
+        lines(out)
+    )
+    pairs = [p for p in life.nearest_pairs(found.weight, 99) if not {p.first, p.second} & {3, 4, 5}]
+    assert lines(out)[-2] == "{} {} {:.4f}".format(*pairs[0])
+    assert run("head", "info", "a.pt", "--nearest", "0")[0] == 0
+    torch.save({"weight": torch.zeros(2, D), "scale": torch.tensor(64.0)}, "other.pt")
+    code, _, err = run("head", "info", "a.pt", "other.pt")  # of another kind
+    assert code == 2, err
+    assert run("head", "import", "a.pt", "b.pt", "c.pt", "-o", "one.pt")[0] == 0
+    back = life.read("one.pt")
+    assert {k: t.tolist() for k, t in back.entries().items()} == {k: t.tolist() for k, t in found.entries().items()}
+    assert run("head", "resize", "one.pt", "--remove", "7", "-o", "less.pt")[0] == 0
+    key = "optimizer.weight.momentum_buffer"
+    assert torch.equal(life.read("less.pt").state[key], found.state[key][[0, 1, 2, 3, 4, 5, 6, 8]])
+    _, out, _ = run("head", "export", "one.pt", "--to", "linear", "-o", "fc.pt")
+    assert f"left out {key}, scale: linear keeps none of these in its files" in lines(out)
+
+
+def test_ids_on_the_line_and_in_files(run, place):
+    np.save("many.npy", np.ones((500, 2), np.float32))
+    long = ",".join(map(str, range(300)))  # longer than a file's name can be
+    assert run("head", "resize", "many.npy", "--remove", long, "-o", "few.npy")[0] == 0
+    assert len(np.load("few.npy")) == 200
+    (place / "5").write_text("7\n")  # a number is an id, even where a file is called so
+    assert run("head", "resize", "rows.npy", "--remove", "5", "-o", "a.npy")[0] == 0
+    assert torch.equal(weight("a.npy"), weight("rows.npy")[[0, 1, 2, 3, 4, 6, 7, 8]])
+    margins = torch.tensor([[1.0, 0.3, 0.2]] * C)
+    life.write(create_head("combined", D, C, class_margins=margins), "combined.pt")
+    assert run("head", "resize", "combined.pt", "--add", "2", "--m", "1,0.1,0", "-o", "more.pt")[0] == 0
+    assert life.read("more.pt").m[-1].tolist() == pytest.approx([1, 0.1, 0])
+
+
+def test_a_full_disk_leaves_nothing(run, place):
+    """Neither the head nor the ids, which would be of no use alone."""
+    resource = pytest.importorskip("resource")
+    np.save("large.npy", np.ones((20_000, 8), np.float32))
+    before, limit = snapshot(place), resource.getrlimit(resource.RLIMIT_FSIZE)
+    for most in (400_000, 1000):  # enough for the ids, or not
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, limit[1]))
+        try:
+            code, out, err = run("head", "resize", "large.npy", "--remove", "0", "-o", "l.pt", "--ids-out", "i.csv")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        assert (code, out) == (2, "")
+        assert err.startswith("hypermargin: error: ")
+        assert "large" in err  # [Errno 27] File too large
+        assert snapshot(place) == before
+
+
 ERRORS = [
     ("info none.pt", "none.pt: there is no such file"),
     ("info .", "is a folder without softmax_fc_gpu"),
@@ -222,7 +320,15 @@ ERRORS = [
     ("resize rows.npy --add 0 -o x.npy", "count must be at least 1; got 0"),
     ("resize rows.npy --remove 9 -o x.npy", "ids must lie in [0, 9); got 9. Classes start at 0."),
     ("resize rows.npy --remove 1,1 -o x.npy", "ids must name a class once; got 1 twice or more."),
-    ("resize rows.npy --remove none.txt -o x.npy", "expected ids such as 3 or 8-12; got 'none.txt'"),
+    ("resize rows.npy --remove none.txt -o x.npy", "3,5,8-12, or a file of them; got 'none.txt'"),
+    ("resize rows.npy --remove empty.txt -o x.npy", "empty.txt: it holds no ids"),
+    ("resize rows.npy --remove 3;5 -o x.npy", "--remove: expected ids such as 3,5,8-12, or a file"),
+    ("resize rows.npy --remove 1 --m 0.3 -o x.npy", "--m is the margin of added classes"),
+    ("resize rows.npy --add 1 --m a,b -o x.npy", "--m must be a number, or several such as 1,0.3,0.2; got 'a,b'"),
+    ("resize rows.npy --remove '' -o x.npy", "expected ids such as"),
+    ("resize rows.npy --remove 1 -o /proc/x.npy", "/proc/x.npy cannot be written"),
+    ("resize rows.npy --remove 1 -o x.npy --ids-out /proc/x.csv", "--ids-out: /proc/x.csv cannot be written (No"),
+    ("info sparse.pt", "sparse.pt: weight must be a plain tensor with values"),
     ("resize rows.npy --remove 5-3 -o x.npy", "5-3 is no range of ids"),
     ("resize rows.npy --remove 0-99999999999 -o x.npy", "is too long a range of ids"),
     ("resize rows.npy --remove 0-8 -o x.npy", "ids name all 9 classes"),
@@ -251,11 +357,14 @@ ERRORS = [
     ("export rows.npy --to linear --shards 2 -o x.pt", "shards is for the format insightface"),
     ("export rows.npy --to insightface --shards 2 -o shards", "softmax_fc_gpu_0.pt is there already"),
     ("export rows.npy --to insightface --shards 2 -o shards --force", "softmax_fc_gpu_2.pt is there, of more"),
+    ("import rows.npy -o .", "--out: . is a folder. Name a file"),
+    ("resize shards --remove 1 -o shards --force", "--out: shards is a folder. Name a file"),
     ("import bad.pt -o x.npy", "bad.pt: it is damaged, or holds Python objects, which are not read"),
     ("import shards/softmax_fc_gpu_0.pt shards/softmax_fc_gpu_2.pt -o x.npy", "ranks 1, 3 are missing"),
 ]  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant")
 @pytest.mark.parametrize(("arguments", "words"), ERRORS, ids=[a for a, _ in ERRORS])
 def test_errors_write_nothing(run, place, arguments, words):
     W = weight("rows.npy").numpy()
@@ -269,6 +378,8 @@ def test_errors_write_nothing(run, place, arguments, words):
     (place / "bad.csv").write_text("0,1\n3\n")
     (place / "twice.csv").write_text("0,1\n0,2\n")
     (place / "map.csv").write_text("0,1\n")
+    (place / "empty.txt").touch()
+    torch.save({"weight": torch.eye(3).to_sparse()}, "sparse.pt")
     before = snapshot(place)
     code, out, err = run("head", *shlex.split(arguments))
     assert code == 2

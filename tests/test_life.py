@@ -11,12 +11,13 @@ import pytest
 import torch
 from pytorch_metric_learning import losses
 from torch import nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import hypermargin as hm
 from hypermargin import MarginHead, create_head, life
 from hypermargin.advise import adacos_scale, smallest_scale
 from hypermargin.life.look import lengths
-from hypermargin.life.writing import plan_outputs
+from hypermargin.life.reading import read_one
 from hypermargin.margins import ArcFace, Combined, CosFace, NoMargin, SphereFace
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array_wrap__:DeprecationWarning")  # the peer's own, from numpy 2
@@ -153,6 +154,67 @@ def test_the_loss_is_that_of_a_head_made_so(settings):
     assert head.scale_floor == made.scale_floor
 
 
+SETTINGS = {
+    "plain": {}, "by class": {"class_margins": True}, "learned": {"learn_margin": True},
+    "learned by class": {"class_margins": True, "learn_margin": True, "learn_scale": True, "bias": True},
+    "scheduled": {"schedule": True, "bias": True}, "half": {"dtype": torch.bfloat16, "scale": "adacos"},
+    "sampled": {"sample": hm.PartialFC(0.5), "scale": "adacos-dynamic"},
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant")
+@pytest.mark.parametrize("margin", [hm.margins.get(name)() for name in hm.margins.names()], ids=str)
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_a_whole_life(margin, settings, tmp_path):
+    """Every change in turn, with a training step after each, down to one class, into a file and back."""
+    settings = {"scale": 8.0} | settings
+    if settings.get("schedule"):
+        settings["schedule"] = hm.schedule.MarginWarmup(5)
+    if margin.m is None and ("class_margins" in settings or "learn_margin" in settings):
+        pytest.skip("no m")
+    if "class_margins" in settings:
+        settings["class_margins"] = torch.tensor([margin.m] * C)
+    torch.manual_seed(0)
+    head = MarginHead(D, C, margin, backend="dense", **settings)
+    kind = hm.SampledSGD if "sample" in settings else torch.optim.SGD
+    optimizer = kind(head.parameters(), lr=0.01, momentum=0.9)
+    x = torch.randn(6, D).to(head.weight)
+
+    def step():
+        optimizer.zero_grad()
+        loss = head(x, torch.arange(6) % head.classes)
+        loss.backward()
+        optimizer.step()
+        assert loss.isfinite()
+        state = optimizer.state[head.weight]["momentum_buffer"]
+        assert state.shape == head.weight.shape == (head.classes, D)
+
+    for change in (
+        lambda: life.add_classes(head, 3, optimizer=optimizer),
+        lambda: life.remove_classes(head, [0, 4], optimizer=optimizer),
+        lambda: life.merge_classes(head, [[0, 1], [5, 3, 4]], optimizer=optimizer),
+        lambda: life.reorder_classes(head, list(range(head.classes))[::-1], optimizer=optimizer),
+        lambda: life.add_classes(head, embeddings=x, labels=torch.arange(6) % 3, optimizer=optimizer),
+    ):
+        step()
+        change()
+    step()
+    assert head.classes == 8
+    joined = life.join(life.split(head, 3))
+    life.write(head, tmp_path / "head.safetensors")
+    found = life.read(tmp_path / "head.safetensors")
+    keys = {"class_margins", "scale", "dtype"}
+    again = life.head_from(
+        found, "arcface", margin=margin, backend="dense", **{k: v for k, v in settings.items() if k not in keys}
+    )
+    for each in (head, joined, again):
+        each.eval()
+        assert torch.equal(each(x, torch.arange(6)), head(x, torch.arange(6)))
+    life.remove_classes(head, range(1, 8), optimizer=optimizer)
+    head.train()
+    step()
+
+
 @over_optimizers
 @pytest.mark.parametrize("change", ["remove", "merge", "reorder", "add"])
 def test_the_optimiser_follows(make, change):
@@ -251,6 +313,32 @@ def test_schedules_and_hooks_stay():
     assert int(head.schedules[0].step) == 5
 
 
+def test_a_new_class_begins_as_the_optimiser_would():
+    head = whole()
+    optimizer = torch.optim.Adagrad(head.parameters(), lr=0.1, initial_accumulator_value=0.5)
+    steps(head, optimizer, 1)
+    life.add_classes(head, 1, optimizer=optimizer)
+    assert (optimizer.state[head.weight]["sum"][C] == 0.5).all()
+
+
+def test_no_optimiser_is_left_with_the_old_rows():
+    head = whole()
+    rest = torch.optim.SGD([head.bias, head.m], lr=0.1)
+    weight = torch.optim.SGD([head.weight], lr=0.1)
+    before = rows(head)
+    with pytest.raises(ValueError, match=r"optimizer \(SGD\) does not hold head.weight. Give the one that does as"):
+        life.remove_classes(head, [0], optimizer=rest)
+    with pytest.raises(TypeError, match="optimizer must be a Optimizer such as"):
+        life.remove_classes(head, [0], optimizer=[rest, "sgd"])
+    assert same(rows(head), before)
+    life.remove_classes(head, [0], optimizer=[rest, weight])
+    assert [id(p) for p in (*weight.param_groups[0]["params"], *rest.param_groups[0]["params"])] == [
+        id(p) for p in (head.weight, head.bias, head.m)
+    ]
+    head.weight.requires_grad_(False)
+    life.remove_classes(head, [0], optimizer=rest)  # nothing trains the weight
+
+
 def test_state_that_does_not_go_by_class_is_refused():
     head = whole()
     optimizer = torch.optim.Adafactor(head.parameters(), lr=0.1)
@@ -314,9 +402,15 @@ def test_random_rows_are_like_a_fresh_heads():
     assert biased.m[C:].tolist() == [0.5, 0.5]
     life.add_classes(biased, 2, m=0.25)
     assert biased.m[-2:].tolist() == [0.25, 0.25]
+    life.add_classes(biased, 2, m=[0.1, 0.2])
+    torch.testing.assert_close(biased.m[-2:], torch.tensor([0.1, 0.2]))
     three = MarginHead(D, 3, Combined(), class_margins=torch.tensor([[1.0, 0.3, 0.2]] * 3))
     life.add_classes(three, 1, m=(1.0, 0.1, 0.0))
     torch.testing.assert_close(three.m[3], torch.tensor([1.0, 0.1, 0.0]))
+    life.add_classes(three, 2)
+    assert three.m[-2:].tolist() == [pytest.approx([1.0, 0.3, 0.2])] * 2
+    with pytest.raises(ValueError, match=r"m must be 3 numbers, or of shape \(2, 3\)"):
+        life.add_classes(three, 2, m=0.5)  # m1 = m2 = m3 is nobody's wish
 
 
 def test_rows_from_embeddings_are_mean_directions():
@@ -415,6 +509,20 @@ def test_only_parts_of_one_head_are_joined():
         life.join([whole(), whole(bias=False)])
     with pytest.raises(ValueError, match=r"world must be at most the number of classes, 7; got 8"):
         life.split(whole(), 8)
+    for settings, words in [
+        ({"dtype": torch.float64}, "part 1 has a weight of torch.float64, the first of torch.float32"),
+        ({"margin_reward": 0.5}, "part 1 has margin_reward 0.5, the first 0.1"),
+        ({"schedule": hm.schedule.MarginWarmup(5)}, "part 1 has schedules.0.step 0, the first None"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            life.join([whole(), whole(**settings)])
+    one, other = (whole(class_margins=None) for _ in range(2))
+    other.m.data.fill_(0.25)
+    with pytest.raises(ValueError, match=r"part 1 has m 0.25, the first 0.5"):
+        life.join([one, other])
+    with pytest.raises(ValueError, match=r"part 1 has scale 16.0, the first 8.0"):
+        life.join([life.Weights(torch.ones(2, 2), rest={"scale": torch.tensor(s)}) for s in (8.0, 16.0)])
+    assert life.join(part for part in life.split(whole(), 3)).classes == C
     with pytest.raises(ValueError, match=r"rank must lie in \[0, 3\); got 3"):
         life.shard_range(7, 3, 3)
     piece = whole()
@@ -453,17 +561,151 @@ def test_slices_of_a_sharded_head_join(tmp_path):
     assert torch.equal(found.weight, whole_state["weight"])
     assert torch.equal(life.head_from(found, "arcface").weight, whole_state["weight"])
     with pytest.raises(
-        ValueError, match=r"a.pt holds the classes 4:8 of 10 \(rank 1 of 4\), where 0 of 10 should follow"
+        ValueError,
+        match=r"a.pt holds the classes 4:8 of 10 \(rank 1 of 4\), where class 0 of 10, of 4 ranks, should follow",
     ):
         life.read(paths[:2])
     with pytest.raises(ValueError, match="the classes 4:10 are missing"):
         life.read(paths[2])
+    for changed, words in [
+        ({"scale": torch.tensor(8.0)}, "do not belong together: part 2 has scale 8.0, the first 64.0"),
+        ({"classes_held": torch.tensor([8, 10, 10, 2, 5])}, r"rank 2 of 5\), where class 8 of 10, of 4 ranks"),
+    ]:
+        good = torch.load(paths[1], weights_only=True)
+        torch.save(good | changed, paths[1])
+        with pytest.raises(ValueError, match=words):
+            life.read(paths)
+        torch.save(good, paths[1])
+    with pytest.raises(ValueError, match=r"these are the classes 0:4 of 10 \(rank 0 of 4\). life.write them on"):
+        life.remove_classes(read_one(paths[2]), [0])
     life.write(life.Weights(torch.randn(2, D)), tmp_path / "e.npy")
     with pytest.raises(ValueError, match=r"e.npy does not say which classes it holds"):
         life.read([*paths, tmp_path / "e.npy"])
 
 
+class as_rank:  # noqa: N801
+    """A process group that talks to nobody, to make the head of one rank of several."""
+
+    def __init__(self, rank, world):
+        self.settings = {"rank": rank, "world_size": world}
+
+    def __enter__(self):
+        torch.distributed.init_process_group("fake", store=FakeStore(), **self.settings)
+
+    def __exit__(self, *_):
+        torch.distributed.destroy_process_group()
+
+
+@over_optimizers
+def test_four_slices_to_one_to_three_with_their_optimisers(tmp_path, make):
+    """Rank by rank, through files; the head that went this way makes the step of the one that stayed."""
+    head = whole(learn_scale=True)
+    optimizer = make(head.parameters())
+    steps(head, optimizer)
+    found = life.weights_of(head, optimizer)
+    assert bool(found.state) is bool(optimizer.state[head.weight])
+    settings = {"learn_margin": True, "learn_scale": True, "backend": "dense"}
+    for world in (4, 3):
+        paths = [tmp_path / f"{world}-{rank}.safetensors" for rank in range(world)]
+        for rank, path in enumerate(paths):
+            with as_rank(rank, world):
+                mine = life.head_from(found, "arcface", shard=hm.Shard(), **settings)
+                own = make(mine.parameters())
+                if optimizer.state[head.weight]:
+                    life.restore_optimizer(own, mine, found)
+                start, stop = mine.part.start, mine.part.stop
+                for name in ("weight", "bias", "m"):
+                    assert torch.equal(getattr(mine, name), getattr(head, name)[start:stop])
+                    for key, value in optimizer.state[getattr(head, name)].items():
+                        expected = value[start:stop] if value.dim() else value
+                        assert torch.equal(own.state[getattr(mine, name)][key], expected)
+                life.write(life.weights_of(mine, own), path)
+                with pytest.raises(ValueError, match="head is sharded and holds"):
+                    life.remove_classes(mine, [0])
+                for away in (life.to_linear, life.to_metric_learning):
+                    with pytest.raises(ValueError, match="head is sharded and holds"):
+                        away(mine)
+                with pytest.raises(ValueError, match=rf"these are the classes {start}:{stop} of 7"):
+                    life.write(life.weights_of(mine), tmp_path / "x.npy", rows_only=True)
+        found = life.read(paths[::-1])
+    again = life.head_from(found, "arcface", **settings)
+    fresh = make(again.parameters())
+    if optimizer.state[head.weight]:
+        life.restore_optimizer(fresh, again, found)
+    for each, its in ((head, optimizer), (again, fresh)):
+        ids = life.merge_classes(each, [[1, 4]], optimizer=its)
+        steps(each, its, 2)
+    assert same(rows(head), rows(again))
+    # Weights carry their state through a change as a head's optimiser does.
+    life.merge_classes(found, [[1, 4]])
+    assert ids.tolist() == [0, 1, 2, 3, 1, 4, 5]
+    for name, tensor in found.state.items():
+        assert len(tensor) == C - 1, name
+
+
+def test_state_goes_where_it_belongs():
+    head = whole()
+    optimizer = OPTIMIZERS["sgd"](head.parameters())
+    steps(head, optimizer)
+    found = life.weights_of(head, optimizer)
+    assert life.split(found, 2)[1].state["optimizer.bias.momentum_buffer"].shape == (3,)
+    for one, other, weights, words in [
+        (optimizer, head, life.weights_of(head), "weights hold no optimiser state"),
+        (OPTIMIZERS["sgd"]([head.weight]), head, found, "but optimizer does not hold head.(bias|m)"),
+        (optimizer, head, life.split(found, 2)[0], r"momentum_buffer has shape \(4, 5\), head.weight \(7, 5\)"),
+    ]:
+        before = {name: state_of(optimizer, p) for name, p in head.named_parameters()}
+        with pytest.raises(ValueError, match=words):
+            life.restore_optimizer(one, other, weights)
+        assert all(same(state_of(optimizer, p), before[name]) for name, p in head.named_parameters())
+    with pytest.raises(ValueError, match=r"optimizer \(SGD\) does not hold head.weight"):
+        life.weights_of(head, OPTIMIZERS["sgd"]([head.bias]))
+    # Two optimisers, as with FusedSGD, which has the weight alone.
+    two = [OPTIMIZERS["sgd"]([head.weight]), OPTIMIZERS["adam"]([head.bias, head.m])]
+    life.restore_optimizer([optimizer], head, found)
+    for each, other in ((two[0], head.weight), (two[1], head.bias)):
+        each.state[other]["momentum_buffer"] = torch.ones_like(other)
+    assert set(life.weights_of(head, two).state) == {
+        "optimizer.weight.momentum_buffer", "optimizer.bias.momentum_buffer"
+    }  # fmt: skip
+    life.restore_optimizer(two, head, found)
+    assert torch.equal(two[1].state[head.m]["momentum_buffer"], optimizer.state[head.m]["momentum_buffer"])
+    assert two[1].state[head.m]["momentum_buffer"] is not found.state["optimizer.m.momentum_buffer"]
+
+
 # ------------------------------------------------------------------------------------------------ others' heads
+
+
+def test_insightface_computes_the_same(tmp_path):
+    """PartialFC_V2 and CombinedMarginLoss as their forward reads, on three shards put side by side."""
+    torch.manual_seed(0)
+    shards = [torch.randn(len(life.shard_range(10, rank, 3)), D, requires_grad=True) for rank in range(3)]
+    for rank, weight in enumerate(shards):
+        torch.save({"weight": weight.detach()}, tmp_path / f"softmax_fc_gpu_{rank}.pt")
+    settings = {"m": 0.5, "scale": 64.0, "beyond": "none", "gradient": "straight"}
+    head = life.head_from(life.read(tmp_path, classes=10), "arcface", **settings)
+    x, y = batch(10)
+    theirs, ours = x.clone().requires_grad_(), x.clone().requires_grad_()
+    logits = nn.functional.linear(nn.functional.normalize(theirs), nn.functional.normalize(torch.cat(shards)))
+    logits = logits.clamp(-1, 1)
+    torch.testing.assert_close(head.logits(x) / 64, logits, rtol=0, atol=1e-6)
+    with torch.no_grad():
+        target = logits[torch.arange(N), y].arccos()
+        logits.arccos_()
+        logits[torch.arange(N), y] = target + 0.5
+        logits.cos_()
+    loss = nn.functional.cross_entropy(logits * 64, y)
+    torch.testing.assert_close(head(ours, y), loss, rtol=1e-6, atol=1e-5)
+    head(ours, y).backward()
+    loss.backward()
+    torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(head.weight.grad, torch.cat([w.grad for w in shards]), rtol=1e-4, atol=1e-5)
+    (tmp_path / "back").mkdir()
+    life.write(head, tmp_path / "back", format="insightface", shards=4)
+    for rank, rows_of_rank in enumerate(life.split(life.weights_of(head), 4)):
+        module = nn.Linear(D, rows_of_rank.classes, bias=False)  # theirs has the same one parameter
+        module.load_state_dict(torch.load(tmp_path / "back" / f"softmax_fc_gpu_{rank}.pt", weights_only=True))
+        assert torch.equal(module.weight, rows_of_rank.weight)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -487,6 +729,9 @@ def test_metric_learning(loss, dtype):
     y = torch.randint(C, (200,))
     x[:20] = -theirs.W.T[y[:20]].detach() + 0.03 * x[:20]
     torch.testing.assert_close(head(x, y), theirs(x, y), rtol=1e-5, atol=1e-5)
+    cosines = theirs.get_logits(x) if hasattr(theirs, "get_logits") else theirs.get_cosine(x) * theirs.scale
+    if head.unit_weight and head.unit_features:
+        torch.testing.assert_close(head.logits(x), cosines, rtol=1e-6, atol=1e-6 * float(head.scale))
     if isinstance(head.margin, ArcFace):
         assert head.margin.beyond == "linear"
         assert math.degrees(head.margin.m) == pytest.approx(28.6 if head.margin.m < 1 else 70)
@@ -515,6 +760,12 @@ def test_metric_learning_refuses_what_it_cannot_do():
         (create_head("a-softmax", D, C), "no schedules"),
         (create_head("cosface", D, C, gradient="straight"), 'its gradient is "exact"'),
         (MarginHead(D, C, SphereFace(1.5), unit_features=False), "its m is a whole number"),
+        (
+            create_head("cosface", D, C, reduction="sum"),
+            "its loss is the mean over the rows, yours has reduction='sum'",
+        ),
+        (create_head("cosface", D, C, sample=hm.PartialFC(0.5)), "it uses all classes at every step"),
+        (create_head("cosface", D, C, scale="adacos-dynamic"), "it uses all classes at every step, and one scale"),
     ]:
         with pytest.raises(ValueError, match=words):
             life.to_metric_learning(head)
@@ -577,12 +828,14 @@ def test_a_head_comes_back_from_its_file(tmp_path):
     assert torch.equal(back(x, y), one(x, y))
     plain = life.head_from(life.Weights(one.weight.detach()), "softmax")
     assert plain.bias is None
+    said = life.head_from(life.read(tmp_path / "one.pt"), "arcface", class_margins=[0.3] * C, scale=5.0)
+    assert (said.m.tolist(), float(said.scale)) == (pytest.approx([0.3] * C), 5)
     with pytest.raises(ValueError, match=r"the weights hold schedules.0.step of shape .*, and arcface has none"):
         life.head_from(life.read(tmp_path / "head.safetensors"), "arcface")
 
 
 def test_what_others_write(tmp_path):
-    """Files as their libraries write them, by the code in the sources named in life/files.py."""
+    """Files as their libraries write them, by the code in the sources named in life/reading.py."""
     W = torch.randn(10, D)
     ranges = [life.shard_range(10, r, 3) for r in range(3)]
 
@@ -633,7 +886,7 @@ def test_what_others_write(tmp_path):
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 5])
 def test_insightface_shards_are_small_files(tmp_path, world):
     W = torch.randn(501, 16)
-    paths = life.write(life.Weights(W), tmp_path, format="insightface", shards=world)
+    paths = [each.path for each in life.write(life.Weights(W), tmp_path, format="insightface", shards=world)]
     assert [p.name for p in paths] == [f"softmax_fc_gpu_{r}.pt" for r in range(world)]
     for rank, path in enumerate(paths):
         content = torch.load(path, weights_only=True)
@@ -686,10 +939,13 @@ def test_damaged_files(tmp_path, ending):
             life.read(path)
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant")
 def test_files_that_are_not_heads(tmp_path):
+    endless = {}
+    endless["more"] = endless
     for content, words in [
         ({"weight": torch.randn(3)}, r"weight must have shape \(classes, dim\), at least \(1, 1\); got \(3,\)"),
-        ({"weight": torch.ones(3, 3).long()}, "weight must be of a floating dtype; got torch.int64"),
+        ({"weight": torch.ones(3, 3).long()}, "weight must be of a floating dtype .*; got torch.int64"),
         ({"weight": torch.randn(0, 4)}, r"got \(0, 4\)"),
         ({"weight": torch.randn(3, 4), "bias": torch.ones(4)}, r"bias must have one row a class, 3; got \(4,\)"),
         (
@@ -697,12 +953,28 @@ def test_files_that_are_not_heads(tmp_path):
             "it holds running_mean. If the head is a layer",
         ),
         ({"weight": torch.randn(3, 4), "scale": torch.tensor(1.0), "m": torch.ones(3)}, "m of 3 numbers may be"),
+        ({"weight": torch.randn(3, 4).to_sparse()}, "weight must be a plain tensor with values"),
+        ({"weight": torch.randn(3, 4, device="meta")}, "weight must be a plain tensor with values"),
+        ({"weight": torch.ones(3, 4).to(torch.float8_e4m3fn)}, "weight must be of a floating dtype"),
+        (
+            {"weight": torch.randn(3, 4), "bias": torch.ones(3, 2)},
+            r"bias must have one row a class, 3; got \(3, 2\)",
+        ),
+        ({"weight": torch.randn(3, 4), "bias": torch.ones(3).long()}, "bias must be of a floating dtype"),
+        ({"weight": torch.randn(3, 4), "m": torch.ones(3, 2, 2)}, "m must have one row a class"),
+        ({"weight": torch.randn(3, 4), "classes_held": torch.tensor([0, 4, 9, 0, 3])}, "classes_held must be"),
+        ({"weight": torch.randn(3, 4), "classes_held": torch.tensor([0, 3])}, "classes_held must be first, end"),
+        (endless, "its dictionaries hold one another without end"),
         ({"epoch": 3}, "there is no weight"),
         ([torch.ones(2, 2)], "expected tensors by name; got list"),
     ]:
         torch.save(content, tmp_path / "head.pt")
         with pytest.raises(ValueError, match=f"head.pt: .*{words}"):
             life.read(tmp_path / "head.pt")
+    torch.save({"weight": torch.randn(3, 4), "bias": torch.ones(3)}, tmp_path / "softmax_fc_gpu_0.pt")
+    with pytest.raises(ValueError, match=r"softmax_fc_gpu_0.pt: besides the weight it holds bias"):
+        life.read(tmp_path)
+    (tmp_path / "softmax_fc_gpu_0.pt").unlink()
     for path, words in [
         ("none.pt", "there is no such file"),
         ("", "is a folder without softmax_fc_gpu"),
@@ -714,13 +986,19 @@ def test_files_that_are_not_heads(tmp_path):
 
 
 def test_shards_that_are_missing_or_do_not_fit(tmp_path):
-    paths = life.write(life.Weights(torch.randn(10, D)), tmp_path, format="insightface", shards=4)
+    paths = [
+        each.path for each in life.write(life.Weights(torch.randn(10, D)), tmp_path, format="insightface", shards=4)
+    ]
     with pytest.raises(ValueError, match=r"the shards of the ranks 1, 3 are missing; given are 0, 2"):
         life.read([paths[0], paths[2]])
     with pytest.raises(ValueError, match="ranks 1, 2, 3 are missing"):
         life.read(paths[0])
     with pytest.raises(ValueError, match="rank 0 is given twice"):
         life.read([paths[0], paths[0]])
+    (tmp_path / "far").mkdir()
+    torch.save({}, tmp_path / "far" / "softmax_fc_gpu_99999999999.pt")  # naming all that are missing takes for ever
+    with pytest.raises(ValueError, match="there is no rank 99999999999"):
+        life.read(tmp_path / "far")
     paths[3].rename(tmp_path / "gone")
     with pytest.raises(ValueError, match=r"holds 8 classes, not 10. Is a shard missing"):
         life.read(tmp_path, classes=10)
@@ -770,8 +1048,38 @@ def test_nothing_is_written_that_is_not_right(tmp_path):
     life.write(good, tmp_path, format="insightface", shards=3, rows_only=True)
     with pytest.raises(ValueError, match=r"softmax_fc_gpu_2.pt is there, of more shards than 2"):
         life.write(good, tmp_path, format="insightface", shards=2, rows_only=True, replace=True)
-    assert plan_outputs(good, tmp_path / "b.pt")[0].entries.keys() == {"weight", "bias"}
+    torch.save({}, tmp_path / "softmax_fc_gpu_9.pt")
+    with pytest.raises(ValueError, match=r"softmax_fc_gpu_9.pt is there, of more shards than 3"):
+        life.write(good, tmp_path, format="insightface", shards=3, rows_only=True, replace=True)
+    with pytest.raises(ValueError, match=r"scale is NaN or inf"):
+        life.write(life.Weights(torch.ones(2, 2), rest={"scale": torch.tensor(math.inf)}), tmp_path / "b.pt")
+    assert life.write(good, tmp_path / "b.pt", dry_run=True)[0].entries.keys() == {"weight", "bias"}
     assert not (tmp_path / "b.pt").exists()
+
+
+def test_links_stay(tmp_path):
+    for name in ("there.pt", "not_yet.pt"):
+        (tmp_path / f"link_{name}").symlink_to(tmp_path / name)
+    life.write(life.Weights(torch.ones(3, 2)), tmp_path / "there.pt")
+    for name in ("there.pt", "not_yet.pt"):
+        life.write(life.Weights(torch.ones(4, 2)), tmp_path / f"link_{name}", replace=True)
+        assert (tmp_path / f"link_{name}").is_symlink()
+        assert life.read(tmp_path / name).classes == 4
+
+
+@pytest.mark.parametrize("name", ["big.pt", "big.safetensors", "big.npy"])
+def test_a_full_disk_leaves_what_was_there(tmp_path, name):
+    resource = pytest.importorskip("resource")
+    life.write(life.Weights(torch.ones(3, 2)), tmp_path / name)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        with pytest.raises(OSError, match=rf"{name} cannot be written \("):
+            life.write(life.Weights(torch.ones(50_000, 8)), tmp_path / name, replace=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert life.read(tmp_path / name).classes == 3
 
 
 # ------------------------------------------------------------------------------------------------ errors
@@ -797,12 +1105,15 @@ def test_nothing_is_written_that_is_not_right(tmp_path):
         (lambda h: life.add_classes(h), "count is missing"),
         (lambda h: life.add_classes(h, 0), "count must be at least 1; got 0"),
         (lambda h: life.add_classes(h, 2, m=4.0), r"m must lie in \[0.0, 3.14"),
-        (lambda h: life.add_classes(h, 2, m=(0.1, 0.2)), "m must be a number"),
+        (lambda h: life.add_classes(h, 3, m=(0.1, 0.2)), r"m must be a number, or of shape \(3,\), a number"),
         (lambda h: life.add_classes(h, embeddings=torch.ones(2, 5)), "embeddings and labels belong together"),
         (lambda h: means(h, torch.ones(2, 6)), r"embeddings must have shape \(N, 5\), the dim of the head"),
         (lambda h: means(h, torch.ones(0, 5)), "embeddings must have at least one row"),
         (lambda h: means(h, torch.full((2, 5), math.nan)), "embeddings must be finite; got NaN at row 0"),
         (lambda h: means(h, torch.zeros(2, 5)), "embeddings of label 3 are 0 or cancel out"),
+        (lambda h: means(h, torch.ones(2, 5), label=-100), "labels must be at least 0; got -100 at row 0"),
+        (lambda h: means(h, torch.tensor([[1.0] * 5, [-1.0] * 5])), "embeddings of label 3 are 0 or cancel out"),
+        (lambda h: life.merge_classes(h, [[1, 2]], counts="many"), "counts must be 7 numbers"),
         (lambda h: means(h, torch.ones(2, 5), count=4), "count is 4, but labels name 1 classes"),
         (lambda h: life.merge_classes(h, [[0, 1]], optimizer=torch.optim.SGD([h.scale], lr=1)), "does not hold"),
     ],
@@ -816,19 +1127,47 @@ def test_errors_change_nothing(change, words):
     assert [id(p) for p in head.parameters()] == kept
 
 
-def means(head, x, count=None):
-    life.add_classes(head, count, embeddings=x, labels=torch.full((len(x),), 3))
+def means(head, x, count=None, label=3):
+    life.add_classes(head, count, embeddings=x, labels=torch.full((len(x),), label))
+
+
+@pytest.mark.parametrize("bad", [[torch.tensor(1.7)], [torch.tensor(True)], [1.0], np.array([True] * C), ["a"]])
+def test_ids_are_whole_numbers(bad):
+    for change in (life.remove_classes, lambda h, ids: life.merge_classes(h, [[0, 2], ids])):
+        with pytest.raises(TypeError, match=r"(ids|groups) must be class ids; got"):
+            change(whole(), bad)
+    with pytest.raises(TypeError, match="new_ids must be class ids; got"):
+        life.reorder_classes(whole(), dict.fromkeys(range(len(bad)), bad[0]))
+
+
+def test_ids_as_others_hold_them():
+    order = [1, 0, *range(2, C)]
+    for ids in ({torch.tensor(0): 1, 1: np.int64(0)}, np.array(order), torch.tensor(order), order):
+        assert life.reorder_classes(whole(), ids).tolist() == order
+    for change in (life.remove_classes, life.merge_classes, life.reorder_classes):
+        for ids in (3, torch.tensor(3)):
+            with pytest.raises(TypeError, match="must be a list of"):
+                change(whole(), ids)
+    with pytest.raises(TypeError, match=r"groups must be a list of class ids; got 1. Put it in brackets"):
+        life.merge_classes(whole(), [1, 2])
+    assert life.remove_classes(whole(), []).tolist() == list(range(C))
 
 
 def test_more_errors():
     head = whole()
-    with pytest.raises(TypeError, match="ids must be class ids; got 'a'"):
-        life.remove_classes(head, ["a"])
+    with pytest.raises(TypeError, match=r"expected a MarginHead or life.Weights; got Linear. life.from_linear"):
+        life.remove_classes(nn.Linear(2, 2), [0])
+    with pytest.raises(TypeError, match="embeddings must be a Tensor such as"):
+        life.add_classes(head, embeddings=np.ones((2, D)), labels=torch.ones(2).long())
     with pytest.raises(TypeError, match="labels must be integer class ids"):
         life.add_classes(head, embeddings=torch.ones(2, D), labels=torch.ones(2))
     head.weight.data[1] = -2 * head.weight.data[0]
     with pytest.raises(ValueError, match=r"classes \[0, 1\] point in opposite directions"):
         life.merge_classes(head, [[0, 1], [2, 3]])
+    half = life.Weights(torch.randn(2, 50, dtype=torch.bfloat16))
+    half.weight[1] = -1.7 * half.weight[0]  # opposite but for bfloat16's rounding
+    with pytest.raises(ValueError, match="opposite directions"):
+        life.merge_classes(half, [[0, 1]])
     head.weight.data[1] = math.nan
     with pytest.raises(ValueError, match=r"classes \[1, 2\] hold NaN or inf"):
         life.merge_classes(head, [[1, 2]])
@@ -865,6 +1204,8 @@ def test_nearest_pairs_are_those_of_the_whole_matrix():
         above = life.nearest_pairs(W, above=0.9, block=block)
         assert {p[:2] for p in above} == {tuple(p) for p in (cosines >= 0.9).nonzero().tolist()}
     assert expected[0] == (7, 31)
+    equal = torch.randn(8, 512).repeat(2, 1) * torch.arange(1, 17)[:, None]
+    assert [pair[:2] for pair in sorted(life.nearest_pairs(equal, above=1))] == [(k, k + 8) for k in range(8)]
     far = life.nearest_pairs(torch.eye(9), 36, block=2)
     assert len({pair[:2] for pair in far}) == 36
     assert {pair.cosine for pair in far} == {0.0}

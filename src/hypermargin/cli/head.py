@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hypermargin.cli._app import app, plain_errors
-from hypermargin.cli._heads import finish, listed, put, rows_of, say, table
+from hypermargin.cli import _heads
+from hypermargin.cli._app import app
+from hypermargin.cli._heads import Shared, complaints, finish, listed, put, read, rows_of, say, table, with_shared
 from hypermargin.cli._tables import show
+
+if TYPE_CHECKING:
+    from hypermargin.life import Weights
 
 ABOUT = "Heads in files: look at their classes, add, remove and merge them, carry them between libraries."
 ALL_PAIRS = 50_000  # classes, up to which comparing all with all takes some ten seconds
@@ -20,12 +24,8 @@ Files = Annotated[
     list[Path], typer.Argument(help="A file (.pt, .safetensors, .npy), shards, their folder, or a run's folder.")
 ]
 Prefix = Annotated[str, typer.Option(help='Where the head is a layer of a model: its name, as "fc.".')]
-Classes = Annotated[int | None, typer.Option(help="How many classes there must be, to notice a missing shard.")]
 Out = Annotated[Path, typer.Option("--out", "-o", help="The file to write: .safetensors, .pt or .npy.")]
 IdsOut = Annotated[Path | None, typer.Option(help="Also a .csv file old,new of the ids; −1: removed.")]
-RowsOnly = Annotated[bool, typer.Option("--rows-only", help="Drop bias and margins that the format cannot hold.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be written, and write nothing.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace a file that is there.")]
 
 
 @head.callback()
@@ -51,37 +51,38 @@ def info(
     """
     import torch
 
-    from hypermargin.life import nearest_pairs
-    from hypermargin.life.files import find, read_one
+    from hypermargin.life import Pair, join, nearest_pairs
     from hypermargin.life.look import lengths
-    from hypermargin.life.shards import join
+    from hypermargin.life.reading import find, read_one
 
-    with plain_errors():
+    with complaints():
         found = find(files)
-        parts = [read_one(path, prefix) for path in found.paths]
+        parts = sorted((read_one(path, prefix) for path in found.paths), key=_first)
+        held = [part.rest.pop("classes_held").tolist() for part in parts if "classes_held" in part.rest]
         weights = join(parts) if len(parts) > 1 else parts[0]
+        ids = torch.arange(weights.classes)
+        if len(held) == len(parts):
+            ids = torch.cat([torch.arange(start, stop) for start, stop, *_ in held])
         size = lengths(weights.weight)
+        bad = torch.stack([~t.isfinite().reshape(len(t), -1).all(1) for t in weights.rows().values()]).any(0)
         top = nearest if nearest is not None else 5 if weights.classes <= ALL_PAIRS else 0
-        pairs = nearest_pairs(weights.weight, top)
-    bad, zero = ~size.isfinite(), size == 0
+        pairs = [Pair(int(ids[a]), int(ids[b]), c) for a, b, c in nearest_pairs(weights.weight, top)]
     sizes = sum(path.stat().st_size for path in found.paths if path.is_file())
     say("format", f"{weights.format}, {sizes:,} bytes" if sizes else weights.format)
     if found.ranks:
         say("shards", f"{len(found.ranks)}, ranks {listed(found.ranks)}")
         say("missing", f"ranks {listed(found.missing)}" if found.missing else "none up to the last rank given")
-    for part in parts:
-        if "classes_held" in part.rest:
-            start, stop, total, rank, world = part.rest["classes_held"].tolist()
-            say("slice", f"classes {start}:{stop} of {total:,}, rank {rank} of {world}")
+    for start, stop, total, rank, world in held:
+        say("slice", f"classes {start}:{stop} of {total:,}, rank {rank} of {world}")
     say("classes", f"{weights.classes:,}" + (" in these shards" if found.missing else ""))
     say("dim", f"{weights.dim:,}")
     say("dtype", str(weights.weight.dtype).removeprefix("torch."))
     say("holds", ", ".join(weights.entries()))
-    if bool((~bad).any()):
-        good = size[~bad]
+    good = size[size.isfinite()]
+    if len(good):
         say("lengths", f"{good.min():.4g} least, {good.median():.4g} median, {good.max():.4g} largest")
-    say("zero rows", rows_of(torch.nonzero(zero)[:, 0]))
-    say("NaN or inf", rows_of(torch.nonzero(bad)[:, 0]))
+    say("zero rows", rows_of(ids[size == 0]))
+    say("NaN or inf", rows_of(ids[bad]))
     if pairs:
         show([table("nearest pairs of classes", pairs)])
     elif nearest is None and weights.classes > ALL_PAIRS:
@@ -89,7 +90,14 @@ def info(
         say("nearest", f"not compared; --nearest 5 takes {minutes:,.0f} minutes or so")
 
 
+def _first(part: Weights) -> int:
+    """The first class of a slice that says what it is."""
+    held = part.rest.get("classes_held")
+    return 0 if held is None else int(held[0])
+
+
 @head.command()
+@with_shared
 def resize(
     files: Files,
     out: Out,
@@ -101,15 +109,12 @@ def resize(
     remove: Annotated[str | None, typer.Option(help="Remove classes: 3,5,8-12 or a file of ids.")] = None,
     reorder: Annotated[Path | None, typer.Option(help="A .csv file of old,new ids; others stay.")] = None,
     m: Annotated[
-        float | None, typer.Option(help="Margin of added classes, where the file has one a class.")
+        str | None, typer.Option(help="Margin of added classes, where the file has one a class: 0.5 or 1,0.3,0.2.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of random rows.")] = 0,
     ids_out: IdsOut = None,
-    rows_only: RowsOnly = False,
-    prefix: Prefix = "",
-    classes: Classes = None,
-    dry_run: DryRun = False,
-    force: Force = False,
+    *,
+    shared: Shared,
 ) -> None:
     """Add, remove or reorder classes: one of the three at a time.
 
@@ -121,28 +126,30 @@ def resize(
       hypermargin head resize head.pt --reorder map.csv -o ordered.pt --dry-run
     """
     from hypermargin import life
-    from hypermargin.life.lists import read_embeddings, read_ids, read_map
 
-    with plain_errors():
-        asked = {"--add": add is not None or from_embeddings is not None, "--remove": remove, "--reorder": reorder}
-        if sum(map(bool, asked.values())) != 1:
-            got = " and ".join(name for name, given in asked.items() if given) or "none"
-            raise ValueError(f"give one of {', '.join(asked)}; got {got}.")
-        weights = life.read(files, prefix=prefix, classes=classes)
-        before = weights.classes
-        if remove is not None:
-            ids = life.remove_classes(weights, read_ids("--remove", remove))
-        elif reorder is not None:
-            ids = life.reorder_classes(weights, read_map(reorder))
-        elif from_embeddings is not None:
-            x, y = read_embeddings(*from_embeddings)
-            ids = life.add_classes(weights, add, embeddings=x, labels=y, m=m)
-        else:
-            ids = life.add_classes(weights, add, m=m, seed=seed)
-        finish(weights, before, ids, out, ids_out, rows_only, dry_run, force)
+    adding = add is not None or from_embeddings is not None
+    asked = {"--add": adding, "--remove": remove is not None, "--reorder": reorder is not None}
+    if sum(asked.values()) != 1:
+        got = " and ".join(name for name, given in asked.items() if given) or "none"
+        raise ValueError(f"give one of {', '.join(asked)}; got {got}.")
+    if m is not None and not adding:
+        raise ValueError("--m is the margin of added classes; give it with --add or --from-embeddings.")
+    weights = read(files, shared)
+    before = weights.classes
+    if remove is not None:
+        ids = life.remove_classes(weights, _heads.read_ids("--remove", remove))
+    elif reorder is not None:
+        ids = life.reorder_classes(weights, _heads.read_map(reorder))
+    elif from_embeddings is not None:
+        x, y = _heads.read_embeddings(*from_embeddings)
+        ids = life.add_classes(weights, add, embeddings=x, labels=y, m=_heads.read_numbers("--m", m))
+    else:
+        ids = life.add_classes(weights, add, m=_heads.read_numbers("--m", m), seed=seed)
+    finish(weights, before, ids, out, ids_out, shared)
 
 
 @head.command()
+@with_shared
 def merge(
     files: Files,
     out: Annotated[
@@ -152,11 +159,8 @@ def merge(
     above: Annotated[float | None, typer.Option(help="Merge classes with a cosine of at least this.")] = None,
     counts: Annotated[Path | None, typer.Option(help="Samples of every class, .npy, to weigh the means.")] = None,
     ids_out: IdsOut = None,
-    rows_only: RowsOnly = False,
-    prefix: Prefix = "",
-    classes: Classes = None,
-    dry_run: DryRun = False,
-    force: Force = False,
+    *,
+    shared: Shared,
 ) -> None:
     """Make one class of several that are one identity: those listed, or those that are nearly parallel.
 
@@ -169,46 +173,35 @@ def merge(
       hypermargin head merge head.pt --groups same.csv --counts samples.npy -o merged.pt
     """
     from hypermargin import life
-    from hypermargin.life.lists import read_counts, read_groups
 
-    with plain_errors():
-        if (groups is None) == (above is None):
-            raise ValueError("give one of --groups and --above.")
-        if out is None and not dry_run:
-            raise ValueError("--out is missing: the file to write. To look only, add --dry-run.")
-        weights = life.read(files, prefix=prefix, classes=classes)
-        before, pairs = weights.classes, []
-        if groups is not None:
-            found = read_groups(groups)
-        else:
-            pairs = life.nearest_pairs(weights.weight, above=above)
-            found = life.groups_of(pairs)
-            if not found:
-                raise ValueError(f"no two classes have a cosine of {above:g} or more; nothing to merge.")
-        samples = None if counts is None else read_counts(counts)
-        ids = life.merge_classes(weights, found, counts=samples)
-        if pairs and dry_run:
-            shown = pairs[:1000]
-            show([table(f"{len(pairs):,} pairs with a cosine of {above:g} or more", shown)])
-        if dry_run:
-            for group in found[:1000]:
-                say("would merge", f"{', '.join(map(str, group))} into {int(ids[group[0]])}")
-        if out is None:
-            say("classes", f"{before:,} to {weights.classes:,}")
-        else:
-            finish(weights, before, ids, out, ids_out, rows_only, dry_run, force)
+    if (groups is None) == (above is None):
+        raise ValueError("give one of --groups and --above.")
+    if out is None and not shared.dry_run:
+        raise ValueError("--out is missing: the file to write. To look only, add --dry-run.")
+    weights = read(files, shared)
+    before, pairs = weights.classes, []
+    if groups is not None:
+        found = _heads.read_groups(groups)
+    else:
+        pairs = life.nearest_pairs(weights.weight, above=above)
+        found = life.groups_of(pairs)
+        if not found:
+            raise ValueError(f"no two classes have a cosine of {above:g} or more; nothing to merge.")
+    samples = None if counts is None else _heads.read_counts(counts)
+    ids = life.merge_classes(weights, found, counts=samples)
+    if pairs and shared.dry_run:
+        show([table(f"{len(pairs):,} pairs with a cosine of {above:g} or more", pairs[:1000])])
+    for group in found[:1000] if shared.dry_run else ():
+        say("would merge", f"{', '.join(map(str, group))} into {int(ids[group[0]])}")
+    if out is None:
+        say("classes", f"{before:,} to {weights.classes:,}")
+    else:
+        finish(weights, before, ids, out, ids_out, shared)
 
 
 @head.command("import")
-def import_(
-    files: Files,
-    out: Out,
-    rows_only: RowsOnly = False,
-    prefix: Prefix = "",
-    classes: Classes = None,
-    dry_run: DryRun = False,
-    force: Force = False,
-) -> None:
+@with_shared
+def import_(files: Files, out: Out, *, shared: Shared) -> None:
     """A head of insightface, pytorch-metric-learning, an nn.Linear or a run as one file of ours.
 
     \b
@@ -218,26 +211,20 @@ def import_(
       hypermargin head import arcface_loss.pt -o head.pt
       hypermargin head import model.pt --prefix fc. -o head.safetensors
     """
-    from hypermargin.life import read
-    from hypermargin.life.writing import plan_outputs
-
-    with plain_errors():
-        weights = read(files, prefix=prefix, classes=classes)
-        say("read", f"{weights.format}, {weights.classes:,} classes of {weights.dim:,} dimensions")
-        put(plan_outputs(weights, out, rows_only=rows_only, replace=force), dry_run)
+    weights = read(files, shared)
+    say("read", f"{weights.format}, {weights.classes:,} classes of {weights.dim:,} dimensions")
+    put(weights, out, shared)
 
 
 @head.command()
+@with_shared
 def export(
     files: Files,
     out: Annotated[Path, typer.Option("--out", "-o", help="The file to write; for insightface, a folder.")],
     to: Annotated[str, typer.Option(help="insightface, metric-learning, linear, hypermargin, safetensors or npy.")],
     shards: Annotated[int, typer.Option(help="Files of insightface: the GPUs to go on with.", min=1)] = 1,
-    rows_only: RowsOnly = False,
-    prefix: Prefix = "",
-    classes: Classes = None,
-    dry_run: DryRun = False,
-    force: Force = False,
+    *,
+    shared: Shared,
 ) -> None:
     """A head as other libraries keep it; insightface's also from one number of shards to another.
 
@@ -248,14 +235,4 @@ def export(
       hypermargin head export head.safetensors --to metric-learning -o arcface_loss.pt
       hypermargin head export head.pt --to linear -o fc.pt
     """
-    from hypermargin.life import read
-    from hypermargin.life.writing import plan_outputs
-
-    with plain_errors():
-        weights = read(files, prefix=prefix, classes=classes)
-        outputs = plan_outputs(weights, out, format=to, shards=shards, rows_only=rows_only, replace=force)
-        written = {"weight"} if to == "metric-learning" else set(outputs[0].entries)
-        lost = [name for name in weights.entries() if name not in written]
-        if lost:
-            say("left out", f"{', '.join(lost)}: {to} keeps none of these in its files")
-        put(outputs, dry_run)
+    put(read(files, shared), out, shared, format=to, shards=shards)

@@ -5,11 +5,12 @@ What changes a head or `Weights` works in place and returns the new id of every 
 """
 
 from hypermargin.life.change import add_classes, by_name, merge_classes, remove_classes, reorder_classes
-from hypermargin.life.files import read
+from hypermargin.life.convert import head_from, restore_optimizer, weights_of
 from hypermargin.life.foreign import from_linear, from_metric_learning, to_linear, to_metric_learning
 from hypermargin.life.look import Pair, groups_of, nearest_pairs
+from hypermargin.life.reading import read
 from hypermargin.life.shards import join, shard_range, split
-from hypermargin.life.weights import Weights, head_from, weights_of
+from hypermargin.life.weights import Weights
 from hypermargin.life.writing import write
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "read",
     "remove_classes",
     "reorder_classes",
+    "restore_optimizer",
     "shard_range",
     "split",
     "to_linear",

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hypermargin import checks
 from hypermargin.head import MarginHead
-from hypermargin.life.follow import Optimizers, install
-from hypermargin.life.plan import Plan, check_ids, removing
+from hypermargin.life.convert import Optimizers
+from hypermargin.life.look import lengths
+from hypermargin.life.moving import Plan, check_ids, install, removing
 from hypermargin.life.weights import Weights, by_class
 
 Target = MarginHead | Weights
@@ -23,7 +25,7 @@ def add_classes(
     *,
     embeddings: Tensor | None = None,
     labels: Tensor | None = None,
-    m: float | Sequence[float] | None = None,
+    m: float | Sequence[float] | Tensor | None = None,
     seed: int | None = None,
     optimizer: Optimizers = None,
 ) -> Tensor:
@@ -31,13 +33,13 @@ def add_classes(
 
     - embeddings (N, dim), labels (N,): every label becomes a class, in the order of the labels. Its row is the mean
       direction of its embeddings, as long as the old rows are in the mean.
-    - m: theirs, where margins go by class; default the margin's own
+    - m: theirs, where margins go by class: one for all of them, or one each; default the margin's own
     - seed: for random rows; None draws from torch's generator
 
     Bias and optimiser state begin at 0. Adam's count of steps is one for all rows, so a new row's first steps are
     longer, up to (1 − β1)/√(1 − β2) times: 3 with its defaults.
     """
-    classes, dim = target.weight.shape
+    classes, dim = by_class(target)["weight"].shape
     if embeddings is None and labels is None:
         if count is None:
             raise ValueError("count is missing: say how many classes to add, or give embeddings and labels.")
@@ -57,7 +59,7 @@ def add_classes(
 
 def remove_classes(target: Target, ids: Iterable[int] | Tensor, *, optimizer: Optimizers = None) -> Tensor:
     """Without these classes; the others move up and keep their order. Their new id is −1."""
-    classes = len(target.weight)
+    classes = len(by_class(target)["weight"])
     gone = check_ids("ids", ids, classes)
     if len(gone) == classes:
         raise ValueError(f"ids name all {classes} classes; a head needs at least one.")
@@ -66,7 +68,7 @@ def remove_classes(target: Target, ids: Iterable[int] | Tensor, *, optimizer: Op
 
 def merge_classes(
     target: Target,
-    groups: Iterable[Iterable[int]],
+    groups: Iterable[Iterable[int]] | Tensor,
     *,
     counts: Sequence[float] | Tensor | None = None,
     optimizer: Optimizers = None,
@@ -76,7 +78,10 @@ def merge_classes(
     Its row has the mean direction of the rows and their mean length; bias, m and optimiser state are means.
     `counts`, one number a class such as its samples, weighs all of these.
     """
-    classes = len(target.weight)
+    classes = len(by_class(target)["weight"])
+    groups = groups.tolist() if isinstance(groups, Tensor) else groups
+    if not isinstance(groups, Iterable):
+        raise TypeError(f"groups must be a list of lists of class ids; got {groups!r}.")
     listed = [check_ids("groups", group, classes) for group in groups]
     if not listed:
         raise ValueError("groups is empty: nothing to merge.")
@@ -105,13 +110,14 @@ def reorder_classes(
 
     For names, `reorder_classes(head, by_name(now, wanted))`.
     """
-    classes = len(target.weight)
+    classes = len(by_class(target)["weight"])
     if isinstance(new_ids, Mapping):
-        check_ids("new_ids", new_ids, classes)
-        new_ids = [new_ids.get(old, old) for old in range(classes)]
-    if len(new_ids) != classes:
-        raise ValueError(f"new_ids must name a place for each of {classes} classes; got {len(new_ids)}.")
-    return install(target, Plan(check_ids("new_ids", new_ids, classes), classes), {}, optimizer)
+        moved, to = check_ids("new_ids", new_ids, classes), check_ids("new_ids", new_ids.values(), classes)
+        new_ids = torch.arange(classes).index_copy_(0, moved, to)
+    places = check_ids("new_ids", new_ids, classes)
+    if len(places) != classes:
+        raise ValueError(f"new_ids must name a place for each of {classes} classes; got {len(places)}.")
+    return install(target, Plan(places, classes), {}, optimizer)
 
 
 def by_name(now: Sequence[str], wanted: Sequence[str]) -> Tensor:
@@ -129,9 +135,12 @@ def by_name(now: Sequence[str], wanted: Sequence[str]) -> Tensor:
 
 
 def _counts(counts: Sequence[float] | Tensor | None, classes: int) -> Tensor:
-    found = torch.ones(classes, dtype=torch.float64)
-    if counts is not None:
-        found = torch.as_tensor(counts, dtype=torch.float64)
+    if counts is None:
+        return torch.ones(classes, dtype=torch.float64)
+    try:
+        found = torch.as_tensor(counts, dtype=torch.float64).cpu()
+    except (TypeError, ValueError):
+        found = torch.empty(0)
     if found.shape != (classes,) or not bool((found.isfinite() & (found >= 0)).all()):
         raise ValueError(f"counts must be {classes} numbers of at least 0, one a class; got {counts}.")
     return found
@@ -139,6 +148,8 @@ def _counts(counts: Sequence[float] | Tensor | None, classes: int) -> Tensor:
 
 def _mean_rows(embeddings: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
     dim = weight.shape[1]
+    checks.instance("embeddings", embeddings, Tensor, "torch.as_tensor(array)")
+    checks.instance("labels", labels, Tensor, "torch.as_tensor(array)")
     if embeddings.dim() != 2 or embeddings.shape[1] != dim:
         raise ValueError(
             f"embeddings must have shape (N, {dim}), the dim of the head, which does not change; "
@@ -147,7 +158,14 @@ def _mean_rows(embeddings: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
     if len(embeddings) == 0:
         raise ValueError(f"embeddings must have at least one row; got {tuple(embeddings.shape)}.")
     embeddings, labels = embeddings.detach().cpu(), labels.cpu()
+    if not embeddings.is_floating_point():
+        embeddings = embeddings.float()
     checks.labels_like("labels", labels, len(embeddings), labels.device)
+    if int(labels.min()) < 0:
+        raise ValueError(
+            f"labels must be at least 0; got {int(labels.min())} at row {int(labels.argmin())}. Leave out the rows "
+            "that belong to no class."
+        )
     checks.finite_rows("embeddings", embeddings, torch.ones(len(embeddings), dtype=torch.bool))
     kinds, group = torch.unique(labels, return_inverse=True)
     wide = embeddings.double()
@@ -155,29 +173,38 @@ def _mean_rows(embeddings: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
     means = torch.zeros(len(kinds), dim, dtype=torch.float64).index_add_(0, group, wide)
     means /= torch.bincount(group)[:, None]
     size = torch.linalg.vector_norm(means, dim=1, keepdim=True)
-    if bool((size < 1e-6).any()):
+    if bool((size < 8 * torch.finfo(embeddings.dtype).eps).any()):  # what is left of them is rounding
         label = int(kinds[size[:, 0].argmin()])
         raise ValueError(f"the embeddings of label {label} are 0 or cancel out, so it has no mean direction.")
-    length = float(torch.linalg.vector_norm(weight.detach().float(), dim=1).double().mean())
+    length = float(lengths(weight).mean())
     if not 0 < length < float("inf"):
         raise ValueError(f"the old rows have a mean length of {length:g}, which new ones cannot take over.")
     rows: Tensor = means / size * length
     return rows
 
 
-def _margins(target: Target, m: float | Sequence[float] | None, count: int) -> Tensor | None:
-    now = by_class(target).get("m") if isinstance(target, MarginHead) else target.m
+def _margins(target: Target, m: float | Sequence[float] | Tensor | None, count: int) -> Tensor | None:
+    now = by_class(target).get("m")
     if now is None:
         if m is not None:
             raise ValueError("m is for heads with a margin by class; this one has one margin for all.")
         return None
     if m is None and isinstance(target, Weights):
         raise ValueError("these weights have margins by class: give m, the margin of the new ones.")
-    value = torch.as_tensor(target.margin.m if m is None and isinstance(target, MarginHead) else m)
-    if value.shape not in ((), now.shape[1:]):
-        raise ValueError(f"m must be a number, or of shape {tuple(now.shape[1:])}; got {tuple(value.shape)}.")
+    value = torch.as_tensor(target.margin.m if m is None and isinstance(target, MarginHead) else m).cpu()
+    one = tuple(now.shape[1:])  # (), or (3,) of m1, m2, m3
+    if tuple(value.shape) not in (one, (count, *one)):
+        what = "a number" if one == () else f"{one[0]} numbers"
+        raise ValueError(
+            f"m must be {what}, or of shape {(count, *one)}, {what} for each new class; got {value.tolist()}."
+        )
+    low, high = (torch.as_tensor(bound) for bound in _bounds(target))
+    if not bool(((value >= low) & (value < high)).all()):
+        raise ValueError(f"m must lie in [{low.tolist()}, {high.tolist()}); got {value.tolist()}.")
+    return value.to(now.dtype).expand(count, *one)
+
+
+def _bounds(target: Target) -> tuple[Any, Any]:
     if isinstance(target, MarginHead):
-        low, high = (torch.as_tensor(bound) for bound in target.margin_bounds)
-        if not bool(((value >= low) & (value < high)).all()):
-            raise ValueError(f"m must lie in [{low.tolist()}, {high.tolist()}); got {value.tolist()}.")
-    return value.to(now.dtype).expand(count, *now.shape[1:])
+        return target.margin_bounds
+    return float("-inf"), float("inf")  # a file does not say which margin it is of

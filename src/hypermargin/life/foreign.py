@@ -10,6 +10,7 @@ from torch import nn
 
 from hypermargin import checks
 from hypermargin.head import MarginHead
+from hypermargin.life.weights import by_class
 from hypermargin.margins import ArcFace, CosFace, Margin, NoMargin, SphereFace
 from hypermargin.numerics import unit
 
@@ -34,6 +35,7 @@ def from_linear(linear: nn.Linear) -> MarginHead:
 def to_linear(head: MarginHead) -> nn.Linear:
     """A layer with the logits of the head; its weight holds s·W, or s·W/|W| where the head normalises it."""
     checks.instance("head", head, MarginHead, "create_head(…)")
+    by_class(head)  # all of them, or an error
     if head.unit_features:
         raise ValueError(
             "head has unit_features=True, and an nn.Linear does not normalise its input. Write the rows alone with "
@@ -80,8 +82,12 @@ def from_metric_learning(loss: Any) -> MarginHead:
 
 @torch.no_grad()
 def to_metric_learning(head: MarginHead) -> Any:
-    """The loss of pytorch-metric-learning that computes what this head does; an error where none does."""
+    """The loss of pytorch-metric-learning that computes what this head does; an error where none does.
+
+    A learned scale stays what it is now: their losses do not learn one.
+    """
     checks.instance("head", head, MarginHead, "create_head(…)")
+    by_class(head)  # all of them, or an error
     try:
         from pytorch_metric_learning import losses
     except ModuleNotFoundError:
@@ -125,6 +131,10 @@ def _unlike(head: MarginHead) -> str:
         return f"its m is a whole number without λ; yours is {margin}."
     if head.bias is not None or head.m is not None or len(head.schedules) or head.label_smoothing:
         return "it has no bias, no margins by class, no schedules and no label smoothing."
+    if head.sample is not None or head.scale_mode == "adacos-dynamic":
+        return "it uses all classes at every step, and one scale."
+    if head.reduction != "mean":
+        return f"its loss is the mean over the rows, yours has reduction={head.reduction!r}."
     if head.gradient != "exact":
         return f'its gradient is "exact", yours is {head.gradient!r}.'
     return ""

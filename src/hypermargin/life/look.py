@@ -47,7 +47,8 @@ def nearest_pairs(weight: Tensor, top: int = 5, *, above: float | None = None, b
     usable = (size.isfinite() & (size > 0)).nonzero()[:, 0]
     found: list[Pair] = []
     parts = torch.split(usable, block)
-    floor = -2.0 if above is None else above
+    # Without the rounding of float32, above=1 would miss most rows that are equal.
+    floor = -2.0 if above is None else above - 8 * torch.finfo(torch.float32).eps
     for a, rows in enumerate(parts):
         left = _units(weight, rows, size)
         for b in range(a, len(parts)):

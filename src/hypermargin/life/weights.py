@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from hypermargin.family import create_head
 from hypermargin.head import MarginHead
+
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 @dataclass
 class Weights:
     """Rows, perhaps a bias and margins by class; `rest` is what does not go by class: scale, schedules.
 
-    Everything in `hypermargin.life` that changes a head changes these too.
+    Everything in `hypermargin.life` that changes a head changes these too. `state` is that of an optimiser
+    (`weights_of(head, optimizer)`), such as "optimizer.weight.momentum_buffer": it moves with the rows.
     """
 
     weight: Tensor  # (classes, dim)
@@ -25,6 +26,7 @@ class Weights:
     m: Tensor | None = None  # (classes,), or (classes, 3)
     rest: dict[str, Tensor] = field(default_factory=dict)
     format: str = "hypermargin"  # of the file they came from
+    state: dict[str, Tensor] = field(default_factory=dict)  # (classes, …) each
 
     def __post_init__(self) -> None:
         # A rank of a sharded head may hold no class.
@@ -33,11 +35,21 @@ class Weights:
             raise ValueError(
                 f"weight must have shape (classes, dim), at least (1, 1); got {tuple(self.weight.shape)}."
             )
-        if not self.weight.is_floating_point():
-            raise TypeError(f"weight must be of a floating dtype; got {self.weight.dtype}.")
-        for name, tensor in (("bias", self.bias), ("m", self.m)):
-            if tensor is not None and (tensor.dim() == 0 or len(tensor) != self.classes):
+        for name, tensor in self.rows().items():
+            if tensor.dtype not in DTYPES:
+                allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+                raise TypeError(f"{name} must be of a floating dtype ({allowed}); got {tensor.dtype}.")
+            if tensor.layout != torch.strided or tensor.is_meta:
+                raise TypeError(f"{name} must be a plain tensor with values; got a sparse one or one without.")
+            numbers = {"bias": (1,), "m": (1, 2)}.get(name, (tensor.dim(),))
+            if tensor.dim() not in numbers or len(tensor) != self.classes:
                 raise ValueError(f"{name} must have one row a class, {self.classes}; got {tuple(tensor.shape)}.")
+        held = self.rest.get("classes_held")
+        if held is not None and (held.shape != (5,) or held[1] - held[0] != self.classes):
+            raise ValueError(
+                "classes_held must be first, end, classes, rank, ranks; from first to end as many as weight has, "
+                f"{self.classes}; got {held.tolist()}."
+            )
 
     @property
     def classes(self) -> int:
@@ -49,20 +61,47 @@ class Weights:
         """Of the features."""
         return self.weight.shape[1]
 
+    def rows(self) -> dict[str, Tensor]:
+        """What has one row a class, by name."""
+        named = {"weight": self.weight, "bias": self.bias, "m": self.m}
+        return {name: tensor for name, tensor in named.items() if tensor is not None} | self.state
+
+    def put(self, rows: dict[str, Tensor]) -> None:
+        """Others in place of `rows()`."""
+        self.weight, self.bias, self.m = rows["weight"], rows.get("bias"), rows.get("m")
+        self.state = {name: rows[name] for name in self.state}
+
     def entries(self) -> dict[str, Tensor]:
         """As a state_dict."""
-        named = {"weight": self.weight, "bias": self.bias, "m": self.m}
-        return {name: t for name, t in named.items() if t is not None} | self.rest
+        return self.rows() | self.rest
 
 
-def by_class(head: MarginHead) -> dict[str, Tensor]:
-    """The tensors of a head that have one row a class, by name."""
-    rows = head.weight.shape[0]
-    if head.shard is not None or rows != head.classes:
-        raise ValueError(
-            f"head is sharded and holds {rows} of {head.classes} classes. Save the state_dict of every rank, and "
-            "change the files: life.read joins them."
+def by_class(target: MarginHead | Weights) -> dict[str, Tensor]:
+    """What has one row a class, by name; an error if not all classes are here."""
+    if isinstance(target, Weights):
+        if "classes_held" in target.rest:
+            start, stop, classes, rank, world = target.rest["classes_held"].tolist()
+            raise ValueError(
+                f"these are the classes {start}:{stop} of {classes} (rank {rank} of {world}). life.write them on "
+                "every rank; life.read joins the files."
+            )
+        return target.rows()
+    if not isinstance(target, MarginHead):
+        raise TypeError(
+            f"expected a MarginHead or life.Weights; got {type(target).__name__}. life.from_linear and "
+            "life.from_metric_learning make heads of others'."
         )
+    rows = head_rows(target)
+    if target.shard is not None or len(rows["weight"]) != target.classes:
+        raise ValueError(
+            f"head is sharded and holds {len(rows['weight'])} of {target.classes} classes. life.write it on every "
+            "rank, and change the files: life.read joins them."
+        )
+    return rows
+
+
+def head_rows(head: MarginHead) -> dict[str, Tensor]:
+    """What has one row for every class that the head holds here, by name."""
     found: dict[str, Tensor | None] = {"weight": head.weight, "bias": head.bias}
     if head.m is not None and head.m.dim() > isinstance(head.margin.m, tuple):
         found["m"] = head.m
@@ -73,37 +112,3 @@ def set_classes(head: MarginHead, classes: int) -> None:
     """Let a head know how many it holds now."""
     head.classes = classes
     head.part = dataclasses.replace(head.part, classes=classes, start=0, stop=classes)
-
-
-@torch.no_grad()
-def weights_of(head: MarginHead) -> Weights:
-    """A copy of what a head knows, on the CPU."""
-    state = {name: tensor.detach().cpu().clone() for name, tensor in head.state_dict().items()}
-    return Weights(**{name: state.pop(name) for name in by_class(head)}, rest=state)
-
-
-@torch.no_grad()
-def head_from(weights: Weights, name: str, **overrides: Any) -> MarginHead:
-    """A head of the family with these rows; bias, margins, scale and schedules where the file has them.
-
-        head_from(read("softmax_fc_gpu_0.pt"), "arcface", m=0.5, scale=64.0)
-
-    Files of other libraries hold no scale and no margin: give those of the training, as in `create_head`.
-    """
-    settings = dict(overrides)
-    settings.setdefault("bias", weights.bias is not None)
-    if weights.m is not None:
-        settings.setdefault("class_margins", weights.m)
-    settings.setdefault("dtype", weights.weight.dtype)
-    head = create_head(name, weights.dim, weights.classes, **settings)
-    state = head.state_dict()
-    given = {key: tensor for key, tensor in weights.entries().items() if key != "scale" or "scale" not in overrides}
-    for key, tensor in given.items():
-        if key not in state or state[key].shape != tensor.shape:
-            has = f"one of shape {tuple(state[key].shape)}" if key in state else "none"
-            raise ValueError(
-                f"the weights hold {key} of shape {tuple(tensor.shape)}, and {name} has {has}. "
-                "Give the settings the head was trained with."
-            )
-    head.load_state_dict(state | given)
-    return head

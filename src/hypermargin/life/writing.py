@@ -13,9 +13,10 @@ from torch import Tensor
 from hypermargin import checks
 from hypermargin.files import replacing
 from hypermargin.head import MarginHead
-from hypermargin.life.files import PathLike
+from hypermargin.life.convert import weights_of
+from hypermargin.life.reading import SHARDS, PathLike, shards_in
 from hypermargin.life.shards import shard_range
-from hypermargin.life.weights import Weights, weights_of
+from hypermargin.life.weights import Weights, by_class
 from hypermargin.shipping.formats import free_path
 
 FORMATS = {
@@ -27,6 +28,7 @@ FORMATS = {
     "insightface": (),
 }
 BY_ENDING = {".pt": "hypermargin", ".pth": "hypermargin", ".safetensors": "safetensors", ".npy": "npy"}
+# Of the formats of others; ours hold everything.
 HOLDS = {
     "linear": ("weight", "bias"),
     "npy": ("weight",),
@@ -36,7 +38,7 @@ HOLDS = {
 
 
 class Output(NamedTuple):
-    """One file to be written: its tensors by name, views of the weights."""
+    """One file that was written, or would be: its tensors by name, views of the weights."""
 
     path: Path
     format: str
@@ -51,37 +53,18 @@ def write(
     shards: int = 1,
     rows_only: bool = False,
     replace: bool = False,
-) -> list[Path]:
+    dry_run: bool = False,
+) -> list[Output]:
     """Write a head's weights; the files are whole or not there, and one that is there is kept unless `replace`.
 
     - format: hypermargin (.pt, its state_dict), safetensors, npy, linear (.pt), metric-learning (.pt), or
       insightface: `path` is then a folder for softmax_fc_gpu_{rank}.pt, as many as `shards`; default by the ending
     - rows_only: leave out a bias or margins by class where the format cannot hold them, instead of an error
+    - dry_run: check everything, and write nothing
 
-    Scale and schedules are left out by the formats of others, which keep them in their settings.
+    Scale, schedules and optimiser state are left out by the formats of others, which keep them elsewhere. OSError
+    if a file cannot be written.
     """
-    outputs = plan_outputs(target, path, format=format, shards=shards, rows_only=rows_only, replace=replace)
-    save(outputs)
-    return [output.path for output in outputs]
-
-
-def save(outputs: list[Output]) -> None:
-    """Write them: all are complete before the first is moved into place."""
-    with ExitStack() as stack:
-        for output in outputs:
-            _save(output, stack.enter_context(replacing(output.path)))
-
-
-def plan_outputs(
-    target: MarginHead | Weights,
-    path: PathLike,
-    *,
-    format: str | None = None,
-    shards: int = 1,
-    rows_only: bool = False,
-    replace: bool = False,
-) -> list[Output]:
-    """What `write` would write, after all its checks."""
     weights = weights_of(target) if isinstance(target, MarginHead) else target
     path = Path(path)
     if format is None:
@@ -92,39 +75,53 @@ def plan_outputs(
     if shards != 1 and format != "insightface":
         raise ValueError(f"shards is for the format insightface; got {shards} with {format}.")
     entries = weights.entries()
-    lost = [name for name in ("bias", "m") if name in entries and name not in HOLDS.get(format, (name,))]
-    if lost and not rows_only:
-        raise ValueError(
-            f"the format {format} cannot hold {' and '.join(lost)}, which these weights have. Use safetensors, or "
-            "rows_only=True (--rows-only)."
-        )
-    _finite(weights)
-    entries = {name: t for name, t in entries.items() if name in HOLDS.get(format, (name,))}
+    if format in HOLDS:
+        by_class(weights)  # others would take a rank's slice for the whole
+        lost = [name for name in ("bias", "m") if name in entries and name not in HOLDS[format]]
+        if lost and not rows_only:
+            raise ValueError(
+                f"the format {format} cannot hold {' and '.join(lost)}, which these weights have. Use safetensors, "
+                "or rows_only=True (--rows-only)."
+            )
+        entries = {name: tensor for name, tensor in entries.items() if name in HOLDS[format]}
+    _check_finite(weights)
     if format == "metric-learning":
         entries = {"W": weights.weight.T}
     if format == "npy" and weights.weight.dtype == torch.bfloat16:
         raise ValueError("npy has no bfloat16. Use safetensors, or convert with weights.weight.float().")
-    if format != "insightface":
-        return [Output(free_path("path", path, FORMATS[format], replace), format, entries)]
-    checks.count("shards", shards)
-    if shards > weights.classes:
-        raise ValueError(f"shards must be at most the number of classes, {weights.classes}; got {shards}.")
-    if not path.is_dir():
-        raise ValueError(f"path: insightface's files need a folder, and there is none at {path}. Make it first.")
-    outputs = []
-    for rank in range(shards):
-        of = shard_range(weights.classes, rank, shards)
-        file = free_path("path", path / f"softmax_fc_gpu_{rank}.pt", (".pt",), replace)
-        outputs.append(Output(file, format, {"weight": weights.weight[of.start : of.stop]}))
-    stray = path / f"softmax_fc_gpu_{shards}.pt"
-    if stray.exists():
-        raise ValueError(f"path: {stray} is there, of more shards than {shards}. Choose an empty folder.")
+    if format == "insightface":
+        outputs = _shards(weights.weight, path, shards, replace)
+    else:
+        outputs = [Output(free_path("path", path, FORMATS[format], replace), format, entries)]
+    if not dry_run:
+        _save(outputs)
     return outputs
 
 
-def _finite(weights: Weights) -> None:
+def _shards(weight: Tensor, folder: Path, shards: int, replace: bool) -> list[Output]:
+    checks.count("shards", shards)
+    if shards > len(weight):
+        raise ValueError(f"shards must be at most the number of classes, {len(weight)}; got {shards}.")
+    if not folder.is_dir():
+        raise ValueError(f"path: insightface's files need a folder, and there is none at {folder}. Make it first.")
+    outputs = []
+    for rank in range(shards):
+        of = shard_range(len(weight), rank, shards)
+        file = free_path("path", folder / f"softmax_fc_gpu_{rank}.pt", (".pt",), replace)
+        outputs.append(Output(file, "insightface", {"weight": weight[of.start : of.stop]}))
+    for stray, rank in shards_in(folder, SHARDS[0]):
+        if rank >= shards:
+            raise ValueError(f"path: {stray} is there, of more shards than {shards}. Choose an empty folder.")
+    return outputs
+
+
+def _check_finite(weights: Weights) -> None:
     for name, tensor in weights.entries().items():
         bad = ~tensor.isfinite().reshape(len(tensor) if tensor.dim() else 1, -1).all(1)
+        if bool(bad.any()) and name in weights.rest:
+            raise ValueError(
+                f"{name} is NaN or inf. Training has gone wrong before this; use an earlier checkpoint."
+            )
         if bool(bad.any()):
             ids = bad.nonzero()[:, 0].tolist()
             listed = ",".join(map(str, ids[:20])) + (",…" if len(ids) > 20 else "")
@@ -134,15 +131,26 @@ def _finite(weights: Weights) -> None:
             )
 
 
-def _save(output: Output, path: Path) -> None:
+def _save(outputs: list[Output]) -> None:
+    """All are complete before the first is moved into place."""
+    path = outputs[0].path
+    try:
+        with ExitStack() as stack:
+            for path, format, entries in outputs:
+                # A link stays one, and what it leads to is replaced.
+                _save_one(format, entries, stack.enter_context(replacing(path.resolve())))
+    except (OSError, RuntimeError) as error:  # torch.save hides a full disk behind a RuntimeError of its own
+        cause = error.__context__ if isinstance(error.__context__, OSError) else error
+        raise OSError(f"{path} cannot be written ({str(cause).splitlines()[0]}).") from error
+
+
+def _save_one(format: str, entries: dict[str, Tensor], path: Path) -> None:
     # Contiguous copies: torch.save would write all that a slice is a view of.
-    entries = {
-        name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in output.entries.items()
-    }
-    if output.format == "npy":
+    entries = {k: t.detach().cpu().clone(memory_format=torch.contiguous_format) for k, t in entries.items()}
+    if format == "npy":
         with path.open("wb") as file:
             np.save(file, entries["weight"].numpy(), allow_pickle=False)
-    elif output.format == "safetensors":
+    elif format == "safetensors":
         from safetensors.torch import save
 
         path.write_bytes(save(entries, metadata={"format": "pt"}))

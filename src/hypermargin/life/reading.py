@@ -23,8 +23,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hypermargin.life.convert import weights_of
 from hypermargin.life.shards import join, shard_range
-from hypermargin.life.weights import Weights, weights_of
+from hypermargin.life.weights import Weights
 
 PathLike = str | os.PathLike[str]
 SHARDS = tuple(
@@ -36,7 +37,8 @@ SHARDS = tuple(
     )
 )
 PREFIXES = ("", "head.", "module.", "state_dict_softmax_fc.")
-REST = ("scale", "sampled_steps", "classes_held", "schedules.")  # of our own state_dicts
+REST = ("scale", "sampled_steps", "classes_held", "schedules.", "optimizer.")  # of our own
+MOST_RANKS = 10**5
 ENDINGS = (".safetensors", ".pt", ".pth", ".npy")
 
 
@@ -90,7 +92,7 @@ def find(given: Sequence[Path]) -> Found:
         raise ValueError("paths is empty: give a file, or several.")
     files = list(given)
     if len(given) == 1 and given[0].is_dir() and not (given[0] / "run.json").exists():
-        files = next(filter(None, ([p for p, _ in _shards(given[0], kind)] for kind in SHARDS)), [])
+        files = next(filter(None, ([p for p, _ in shards_in(given[0], kind)] for kind in SHARDS)), [])
         if not files:
             raise ValueError(
                 f"{given[0]} is a folder without softmax_fc_gpu_*.pt, rank_*_softmax_weight.pt or "
@@ -107,7 +109,9 @@ def find(given: Sequence[Path]) -> Found:
     twice = next((rank for rank in ranks if ranks.count(rank) > 1), None)
     if twice is not None:
         raise ValueError(f"rank {twice} is given twice. Give each shard once.")
-    beside = {rank for folder in {path.parent for path in files} for _, rank in _shards(folder, kind)}
+    if ranks[-1] >= MOST_RANKS:
+        raise ValueError(f"{ranked[-1][1]}: there is no rank {ranks[-1]}.")
+    beside = {rank for folder in {path.parent for path in files} for _, rank in shards_in(folder, kind)}
     missing = sorted((set(range(max(ranks) + 1)) | beside) - set(ranks))
     return Found([path for _, path in ranked], ranks, missing)
 
@@ -118,13 +122,13 @@ def _slices(parts: list[Weights], paths: list[Path]) -> list[Weights]:
     if not all(held):
         raise ValueError(f"{paths[held.index([])]} does not say which classes it holds, as the other files do.")
     order = sorted(range(len(parts)), key=lambda k: held[k][:2])
-    place, classes = 0, held[0][2]
+    place, (_, _, classes, _, ranks) = 0, held[0]
     for k in order:
         start, stop, total, rank, world = held[k]
-        if (start, total) != (place, classes):
+        if (start, total, world) != (place, classes, ranks):
             raise ValueError(
-                f"{paths[k]} holds the classes {start}:{stop} of {total} (rank {rank} of {world}), where {place} "
-                f"of {classes} should follow. Give the file of every rank, once."
+                f"{paths[k]} holds the classes {start}:{stop} of {total} (rank {rank} of {world}), where class "
+                f"{place} of {classes}, of {ranks} ranks, should follow. Give the file of every rank, once."
             )
         place = stop
     if place != classes:
@@ -160,9 +164,12 @@ def read_one(path: Path, prefix: str = "") -> Weights:
         return _weights(content, path, prefix)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path}: {error}") from None
+    except RecursionError:
+        raise ValueError(f"{path}: its dictionaries hold one another without end.") from None
 
 
-def _shards(folder: Path, kind: re.Pattern[str]) -> list[tuple[Path, int]]:
+def shards_in(folder: Path, kind: re.Pattern[str]) -> list[tuple[Path, int]]:
+    """The files of one kind in a folder, with their ranks, in order."""
     found = [(path, int(match[1])) for path in folder.iterdir() if (match := kind.fullmatch(path.name))]
     return sorted(found, key=lambda pair: pair[1])
 
@@ -209,17 +216,21 @@ def _weights(content: Any, path: Path, prefix: str) -> Weights:
         _only(own, ("W",))
         return Weights(own["W"].T.contiguous(), format="metric-learning")
     if shard or "weight_activated" in own:
+        _only(own, ("weight", *(name for name in own if name.startswith("weight_"))))  # theirs: momentum, samples
         # `weight` is the whole shard where both are there; weight_activated then holds the rows last sampled.
         return Weights(own.get("weight", own.get("weight_activated", torch.empty(0))), format="insightface")
     _only(own, ("weight", "bias", "m", *REST))
     weight, m = own.pop("weight"), own.get("m")
-    rest = {name: own.pop(name) for name in list(own) if name.startswith(REST)}
-    if m is not None and m.shape == (3,) == weight.shape[:1]:
+    # A slice of three is taken to have three margins: were they one of the head's, the whole would not fit it.
+    if m is not None and m.shape == (3,) == weight.shape[:1] and "classes_held" not in own:
         raise ValueError("m of 3 numbers may be one a class or one for all; change the head itself instead.")
     if m is not None and (m.dim() == 0 or len(m) != len(weight)):
-        rest["m"] = own.pop("m")
-    ours = "scale" in rest or start == "head."
-    return Weights(weight, own.get("bias"), own.get("m"), rest, "hypermargin" if ours else "linear")
+        m = None
+    by_class = ["weight", "bias", *(["m"] if m is not None else [])]
+    state = {k: t for k, t in own.items() if k.startswith("optimizer.") and k.split(".")[1] in by_class and t.dim()}
+    rest = {k: t for k, t in own.items() if k not in state and k not in by_class}
+    ours = "scale" in rest or start == "head." or bool(state)
+    return Weights(weight, own.get("bias"), m, rest, "hypermargin" if ours else "linear", state)
 
 
 def _only(own: dict[str, Tensor], known: tuple[str, ...]) -> None:
