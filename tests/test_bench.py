@@ -1,8 +1,6 @@
 """The benchmark: every contender computes the same gradient, absent peers are listed, files are whole."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -99,13 +97,11 @@ def test_the_fused_table_has_every_section():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_the_fused_benchmark_without_a_gpu_says_so():
-    run = subprocess.run(
-        [sys.executable, "-m", "hypermargin.cli", "bench", "fused"], capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 2
-    assert "there is no CUDA device" in run.stderr
-    assert "Traceback" not in run.stderr
+def test_the_fused_benchmark_without_a_gpu_says_so(run):
+    code, _, err = run("bench", "fused")
+    assert code == 2
+    assert "there is no CUDA device" in err
+    assert "Traceback" not in err
 
 
 @pytest.mark.slow
@@ -124,26 +120,11 @@ def test_a_contender_that_runs_out_of_memory_is_listed_and_the_others_go_on(monk
     assert next(r for r in result["table"] if r["name"] == "hypermargin chunked")["median"] > 0
 
 
-def test_the_command_writes_whole_files(tmp_path):
-    arguments = [
-        "bench",
-        "head",
-        "--rows",
-        "4",
-        "--classes",
-        "60",
-        "--dim",
-        "5",
-        "--rounds",
-        "1",
-        "--growth-to",
-        "10000",
-    ]
-    arguments += ["--only", "hypermargin chunked", "--out", str(tmp_path)]
-    run = subprocess.run(
-        [sys.executable, "-m", "hypermargin.cli", *arguments], capture_output=True, text=True, check=True
-    )
-    assert "| hypermargin chunked |" in run.stdout
+def test_the_command_writes_whole_files(run, tmp_path):
+    size = ("--rows", 4, "--classes", 60, "--dim", 5, "--rounds", 1, "--growth-to", 10_000)
+    code, out, _ = run("bench", "head", *size, "--only", "hypermargin chunked", "--out", tmp_path)
+    assert code == 0
+    assert "| hypermargin chunked |" in out
     (stored,) = tmp_path.glob("*.json")
     result = json.loads(stored.read_text())
     assert result["environment"]["torch"] == torch.__version__

@@ -170,7 +170,7 @@ def numbers_of(folder):
     "how",
     [pytest.param(signal.SIGINT, id="ctrl-c"), pytest.param(signal.SIGKILL, id="kill-9", marks=pytest.mark.slow)],
 )
-def test_a_stopped_comparison_goes_on_to_the_same_numbers(how, done, data, tmp_path):
+def test_a_stopped_comparison_goes_on_to_the_same_numbers(how, done, data, run, tmp_path):
     flags = ["--data", data, "--split", "identity", "--epochs", 2, "--batch", 32, "--model", "lenet++", "--dim", 4]
     flags += ["--model-set", "width=4", "--log", 5, "--head", "softmax", "--head", "arcface:m=0.3", "--seeds", 2]
     first = command(*flags, "--plane", 0, "--jobs", 2, "--out", tmp_path)
@@ -183,22 +183,21 @@ def test_a_stopped_comparison_goes_on_to_the_same_numbers(how, done, data, tmp_p
         assert first.returncode == 130
         assert f"Go on with: hypermargin compare --out {tmp_path} --resume" in err
     for _ in range(600):  # the runs notice that nobody waits for them, and leave
-        if not any(_held(run) for run in (tmp_path / "runs").iterdir()):
+        if not any(_held(folder) for folder in (tmp_path / "runs").iterdir()):
             break
         time.sleep(0.1)
-    left = [run for run in Plan.read(tmp_path).runs(tmp_path) if not pool.is_done(run.folder)]
+    left = [each for each in Plan.read(tmp_path).runs(tmp_path) if not pool.is_done(each.folder)]
     assert left
-    again = command("--out", tmp_path, "--resume")
-    out, err = again.communicate(timeout=240)
-    assert again.returncode == 0, err
+    code, out, err = run("compare", "--out", tmp_path, "--resume")
+    assert code == 0, err
     assert numbers_of(tmp_path) == numbers_of(done.folder)
     assert f"report: {tmp_path / 'report.html'}" in out
 
 
-def _held(run):
+def _held(folder):
     """Does a process train in this folder? Its record lock can be seen from outside only."""
     probe = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'w'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
-    lock = run / ".lock"
+    lock = folder / ".lock"
     return (
         lock.exists() and subprocess.run([sys.executable, "-c", probe, lock], capture_output=True).returncode != 0
     )

@@ -33,7 +33,7 @@ from hypermargin.data.recordio import read_records
 # PIL warns of damaged tags, numpy of odd headers; our own warnings stay errors.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:::PIL")
 
-ROUNDS = 900  # damaged files a format
+ROUNDS = 300  # damaged files a format
 TELLING = [
     0,
     1,
@@ -232,7 +232,7 @@ def test_damaged_files(name, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FORMATS)
 def test_many_more_damaged_files(name, tmp_path):
-    fuzz(name, tmp_path, 10 * ROUNDS)
+    fuzz(name, tmp_path, 30 * ROUNDS)
 
 
 IMAGES = {
@@ -270,7 +270,7 @@ def test_damaged_images(kind):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", IMAGES)
 def test_many_more_damaged_images(kind):
-    fuzz_images(kind, 10 * ROUNDS)
+    fuzz_images(kind, 30 * ROUNDS)
 
 
 class Reduced:

@@ -105,8 +105,17 @@ def test_float32_loss_of_1e_18():
     assert abs(ours - right) < 1e-4 * right
 
 
-@pytest.mark.parametrize("autocast", [False, True], ids=["plain", "autocast"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+FLOATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+# Autocast is to bfloat16; inputs of float64 it leaves alone, and of float16 there are none where bfloat16 is used.
+UNUSUAL = (torch.float64, torch.float16)
+DTYPES = [
+    pytest.param(dtype, autocast, marks=[pytest.mark.slow] if autocast and dtype in UNUSUAL else [])
+    for dtype in FLOATS
+    for autocast in (False, True)
+]
+
+
+@pytest.mark.parametrize(("dtype", "autocast"), DTYPES, ids=str)
 @over_backends
 def test_every_gradient_is_finite_in_every_dtype(dtype, autocast, backend):
     some = [*(margins.get(name)() for name in margins.names()), SphereFace(1.7)]
@@ -156,7 +165,7 @@ def test_a_second_run_gives_the_same_bits(backend):
     torch.set_num_threads(2)  # with one, everything is repeatable
     try:
         first = gradients(x, W, y, ArcFace(), scale=16.0, backend=backend)[1]
-        for _ in range(30):
+        for _ in range(6):  # where W[y] is summed by autograd, every one of them differs
             again = gradients(x, W, y, ArcFace(), scale=16.0, backend=backend)[1]
             assert all(torch.equal(first[k], again[k]) for k in first)
     finally:

@@ -38,6 +38,29 @@ try:
 except ImportError:
     pytest = None
 
+
+def patch_once():
+    """The interpreter patches Triton's language at every call of a function inside a kernel: a third of the time.
+
+    The launch has done it for what our kernels see, and for Triton's own functions the first call does it for good.
+    """
+    from triton.runtime import interpreter
+
+    call, patched = interpreter.InterpretedFunction.__call__, set()
+
+    def quick(self, *args, **options):
+        module = self.fn.__module__
+        if module.startswith("hypermargin.") or module in patched:
+            return self.rewrite()(*args, **options)
+        patched.add(module)
+        return call(self, *args, **options)
+
+    interpreter.InterpretedFunction.__call__ = quick
+
+
+if os.environ.get("TRITON_INTERPRET") == "1" and not why_not(torch.device(DEVICE)):
+    patch_once()
+
 # Everything kept, nothing, and some: 256 of 520 classes at the sizes of `example`.
 SOME = Triton(memory=0.315, chunk=256)
 SETTINGS = [Triton(), Triton(memory=0, chunk=256), SOME]
@@ -152,7 +175,7 @@ def test_reduced_operands():
 
 def test_half_weights():
     for dtype in (torch.bfloat16, torch.float16):
-        x, W, y = example(40, 300, 300, dtype=dtype)  # wider than a tile: finished in a second pass
+        x, W, y = example(40, 140, 300, dtype=dtype)  # wider than a tile: finished in a second pass
         right = loss_and_gradients(x.double(), W.double(), y, ArcFace(), scale=16.0, backend="dense")
         ours = loss_and_gradients(x, W, y, ArcFace(), scale=16.0, backend=Triton())
         assert ours[1].dtype == ours[2].dtype == dtype

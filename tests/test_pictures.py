@@ -48,8 +48,8 @@ def _unseen(figure):
     return found
 
 
-def collisions(figure):
-    pairs = itertools.combinations(texts(figure), 2)
+def collisions(seen):
+    pairs = itertools.combinations(seen, 2)
     return [
         (a.get_text(), b.get_text()) for (a, box), (b, other) in pairs if box.padded(-1).overlaps(other.padded(-1))
     ]
@@ -63,12 +63,11 @@ def made(name):
 @over_pictures
 def test_labels_do_not_collide_and_stay_inside(name):
     figure = drawn(made(name))
-    assert texts(figure), "a picture without a word explains nothing"
-    assert collisions(figure) == []
+    seen = texts(figure)
+    assert seen, "a picture without a word explains nothing"
+    assert collisions(seen) == []
     frame = figure.bbox.padded(1)
-    outside = [
-        t.get_text() for t, box in texts(figure) if not (frame.contains(*box.min) and frame.contains(*box.max))
-    ]
+    outside = [t.get_text() for t, box in seen if not (frame.contains(*box.min) and frame.contains(*box.max))]
     assert outside == []
     assert colours(figure) <= set(astuple(style.LIGHT)), "else it would stay black when an SVG turns dark"
     dark = made(name).plot(style.new_axes(made(name).size, dark=True)).ax_.get_figure(root=True)

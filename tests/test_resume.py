@@ -235,11 +235,11 @@ def test_stopped_by_signal(tmp_path, undisturbed, monkeypatch, number):
     steps = []
     real = loop_module.Trainer._train_step
 
-    def step(self, groups):
+    def step(self, *batches):
         steps.append(self.step)
         if len(steps) == 5:
             os.kill(os.getpid(), number)
-        return real(self, groups)
+        return real(self, *batches)
 
     monkeypatch.setattr(loop_module.Trainer, "_train_step", step)
     handlers = signal.getsignal(number)
@@ -257,9 +257,9 @@ def test_stopped_while_the_disk_is_full(tmp_path, monkeypatch):
     """It must not say that everything is saved."""
     real = loop_module.Trainer._train_step
 
-    def step(self, groups):
+    def step(self, *batches):
         os.kill(os.getpid(), signal.SIGINT)
-        return real(self, groups)
+        return real(self, *batches)
 
     def full(*_):
         raise OSError(28, "No space left on device")

@@ -8,7 +8,7 @@ from typing import Literal
 from torch import Tensor
 
 from hypermargin import checks
-from hypermargin.batch import axes_of, column, given, scores_of
+from hypermargin.batch import axes_of, given
 from hypermargin.margins import Margin
 from hypermargin.numerics import full_precision, log_add_exp, log_sum_exp, softplus, wide_dtype, widen
 from hypermargin.optim import FusedSGD
@@ -17,6 +17,7 @@ from hypermargin.scores.collective import own_rows
 from hypermargin.scores.held import look_up
 from hypermargin.scores.sampling import Sampling
 from hypermargin.scores.sharded import Part
+from hypermargin.scoring import column, scores_of
 
 Reduction = Literal["mean", "sum", "none"]
 Gradient = Literal["exact", "straight"]
@@ -91,6 +92,7 @@ def margin_softmax(
         numbers=numbers,
         check=check,
         part=part,
+        call=f"loss ({reduction}{'' if sampling is None else ', sampled'})",
     )
     axes = axes_of(batch.m, numbers)
     scored = scores_of(

@@ -7,21 +7,21 @@ from collections.abc import Sequence
 from typing import Any, Literal, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hypermargin import checks
 from hypermargin.advise import adacos_scale, smallest_scale
-from hypermargin.batch import given, scaled, scores_of
+from hypermargin.batch import given
 from hypermargin.functional import Gradient, Reduction, margin_softmax
 from hypermargin.margins import Margin
-from hypermargin.numerics import bounded, constant, full_precision, snapshot, unit, wide_dtype, widen
+from hypermargin.numerics import bounded, constant, snapshot, wide_dtype, widen
 from hypermargin.optim import FusedSGD
 from hypermargin.schedule import Adjustment, Alternation, Schedule
 from hypermargin.scores import BACKENDS, Backend, Scores
-from hypermargin.scores.collective import Rows, join, own_rows
+from hypermargin.scores.collective import Rows
 from hypermargin.scores.sampling import PartialFC, Sampling
-from hypermargin.scores.sharded import Part, Shard
+from hypermargin.scores.sharded import Part, Reading, Shard
+from hypermargin.scoring import adacos_step, logits_of, scores_of, watched
 
 AUTOMATIC_SCALES = ("adacos", "adacos-dynamic")
 
@@ -32,7 +32,8 @@ class MarginHead(nn.Module):
         head(features, labels) → loss          head(features) = head.logits(features): no label, no margin
         head.predict_proba(features)           head.scores(features, labels): angles and rivals, for watching
 
-    - scale: s, a number; "adacos" for √2·ln(C−1); "adacos-dynamic" for s from each batch's median angle
+    - scale: s, a number; "adacos" for √2·ln(C−1); "adacos-dynamic" for s from each batch's median angle, which
+      costs a second pass over the classes. Under DDP each process has its own; a sharded head, one of all rows.
     - learn_scale: s is a parameter, never below `scale_floor` (default: the smallest s of use for so many
       classes, `advise.smallest_scale`). With a margin a free s shrinks while most samples violate the margin.
     - class_margins: m by class, (C,) (Combined: (C, 3)), instead of the margin's own
@@ -98,7 +99,7 @@ class MarginHead(nn.Module):
         self.margin_reward, self.check, self.backend = margin_reward, check, backend
         self.learn_scale, self.learn_margin = learn_scale, learn_margin
         self.fused_optimizer: FusedSGD | None = None  # set by FusedSGD(head, …)
-        self._scale_read: tuple[Any, float] = (None, 0.0)
+        self._fixed_scale, self._first = Reading(), dict[str, Tensor]()
 
         self._set_part(shard, sample, device)
         held = self.part.count
@@ -121,9 +122,9 @@ class MarginHead(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Class weights of about unit length in random directions; bias 0.
+        """Class weights of about unit length in random directions; bias 0; s, m and the number of steps as given.
 
-        Sharded, they come from the shard's seed and are the same for every number of ranks.
+        Sharded, the weights come from the shard's seed and are the same for every number of ranks.
         """
         if self.shard is None or self.weight.is_meta:
             nn.init.normal_(self.weight, std=self.dim**-0.5)
@@ -131,6 +132,18 @@ class MarginHead(nn.Module):
             self.part.first_weights(self.weight, self.dim**-0.5)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
+        with torch.no_grad():
+            for name, value in self._first.items():
+                getattr(self, name).copy_(value)
+
+    def _hold(self, name: str, value: Tensor, device: Any, *, learned: bool = False) -> None:
+        """A few numbers as a parameter or a buffer, which `reset_parameters` sets to `value`."""
+        self._first[name] = value
+        held = torch.empty(value.shape, dtype=value.dtype, device=device)
+        if learned:
+            self.register_parameter(name, nn.Parameter(held))
+        else:
+            self.register_buffer(name, held)
 
     def _set_part(self, shard: Shard | None, sample: PartialFC | None, device: Any) -> None:
         """Which classes are held here, and which of them take part."""
@@ -139,7 +152,7 @@ class MarginHead(nn.Module):
             checks.instance("shard", shard, Shard, "Shard() after init_process_group()")
             self.part = shard.part(self.classes)
             # In state_dict, so that nobody takes one slice for another.
-            self.register_buffer("classes_held", torch.tensor(self.part.numbers, device=device))
+            self._hold("classes_held", torch.tensor(self.part.numbers, device="cpu"), device)
             cast("Any", self).register_load_state_dict_pre_hook(self.part.check_state)
         if sample is not None:
             checks.instance("sample", sample, PartialFC, "PartialFC(rate=0.1)")
@@ -148,7 +161,7 @@ class MarginHead(nn.Module):
                     f"label_smoothing={self.label_smoothing:g} is about every class, and sample={sample} leaves "
                     "most out; choose one."
                 )
-            self.register_buffer("sampled_steps", torch.zeros((), dtype=torch.int64, device=device))
+            self._hold("sampled_steps", torch.tensor(0, device="cpu"), device)
 
     def _set_scale(self, scale: float | str, floor: float | None, device: Any) -> None:
         self.scale_mode = "fixed"
@@ -162,26 +175,22 @@ class MarginHead(nn.Module):
             floor = smallest_scale(self.classes) if self.learn_scale and self.classes > 1 else 1.0
         checks.positive("scale_floor", floor)
         self.scale_floor = floor
-        value = torch.tensor(float(scale), device=device)
-        if self.learn_scale:
-            self.scale = nn.Parameter(value)
-        else:
-            self.register_buffer("scale", value)
+        self._hold("scale", torch.tensor(float(scale), device="cpu"), device, learned=self.learn_scale)
 
     def _set_margins(self, class_margins: Tensor | Sequence[float] | None, device: Any) -> None:
-        self.register_buffer("m", None)
         if class_margins is None and not self.learn_margin:
+            self.register_buffer("m", None)
             return
         if self.margin.m is None:
             raise ValueError("class_margins and learn_margin need a margin that has an m; NoMargin has none.")
         if self.learn_margin and self.gradient == "straight":
             raise ValueError('learn_margin=True needs gradient="exact"; "straight" gives m no gradient.')
         self.margin_bounds = self.margin.bounds()
-        low, high = (torch.tensor(bound, device=device) for bound in self.margin_bounds)
+        low, high = (torch.tensor(bound, device="cpu") for bound in self.margin_bounds)
         if class_margins is None:
-            value = torch.tensor(self.margin.m, device=device)
+            value = torch.tensor(self.margin.m, device="cpu")
         else:
-            value = torch.as_tensor(class_margins, dtype=torch.float32, device=device).clone()
+            value = torch.as_tensor(class_margins, dtype=torch.float32, device="cpu").detach()
             wanted = (self.classes, *low.shape)
             if tuple(value.shape) != wanted:
                 raise ValueError(f"class_margins must have shape {wanted}, one a class; got {tuple(value.shape)}.")
@@ -193,11 +202,14 @@ class MarginHead(nn.Module):
                     f"got {value[row].tolist()} for class {row}."
                 )
             value = value[self.part.start : self.part.stop].clone()  # all are given, each rank keeps its own
-        if self.learn_margin:
-            del self.m
-            self.m = nn.Parameter(value)
-        else:
-            self.m = value
+        self._hold("m", value, device, learned=self.learn_margin)
+
+    def by_class(self) -> dict[str, Tensor]:
+        """The tensors with a row for every class held here, by name: weight; bias and m where there are such."""
+        found: dict[str, Tensor | None] = {"weight": self.weight, "bias": self.bias}
+        if self.m is not None and self.m.dim() > isinstance(self.margin.m, tuple):
+            found["m"] = self.m
+        return {name: tensor for name, tensor in found.items() if tensor is not None}
 
     def current_scale(self) -> Tensor:
         """s as the loss uses it: a learned one does not go below its floor."""
@@ -220,24 +232,26 @@ class MarginHead(nn.Module):
         """The loss; without labels, the logits."""
         if labels is None:
             return self.logits(features)
+        sampling = None
+        if self.sample is not None and self.sample.rate < 1 and self.training:
+            sampling = Sampling(self.sample, snapshot(self.sampled_steps))
+        if self.part.world > 1 or sampling is not None:
+            self.part.refuse_ddp(self.weight)
         adjustment = self._adjustment()
         m = self.current_margins()
         scale = self.current_scale()
         if self.scale_mode == "adacos-dynamic" and self.training:
-            scale = self._adacos_scale(features, labels)
+            scale = adacos_step(self._scores(features, labels)[0], scale, self.scale_floor)
         update = self.fused_optimizer if self.training and torch.is_grad_enabled() else None
-        sampling = None
-        if self.sample is not None and self.sample.rate < 1 and self.training:
-            sampling = Sampling(self.sample, snapshot(self.sampled_steps))
         loss = margin_softmax(
             features,
             self.weight,
             labels,
             self.margin,
-            scale=scale if self.shard is None else self._as_bound(scale),
+            # A fixed s as a number bounds the logits, which saves the ranks one round of messages.
+            scale=self._fixed_scale(scale) if self.part.world > 1 and scale is self.scale else scale,
             bias=self.bias,
-            unit_features=self.unit_features,
-            unit_weight=self.unit_weight,
+            **self._sides,
             gradient=self.gradient,
             m=self._at_strength(m, adjustment.strength),
             lam=adjustment.lam,
@@ -252,11 +266,9 @@ class MarginHead(nn.Module):
             sampling=sampling,
         )
         if self.training:
-            if isinstance(adjustment.penalty, Tensor):
-                squares = self.part.sum(widen(self.weight, wide_dtype(self.weight)).square().sum())
-                loss = loss + adjustment.penalty * squares / self.classes
-            if self.learn_margin and m is not None:
-                loss = loss - self.margin_reward * scale.detach() * self._mean_margin(m)
+            if (extra := self._beside_the_loss(adjustment, m, scale)) is not None:
+                # Added to every row, it gets a gradient from every row, of all ranks.
+                loss = loss + (self.part.spread(extra) if self.reduction == "none" else extra)
             # State moves last, so that a refused batch leaves none behind.
             if self.scale_mode == "adacos-dynamic":
                 self.scale.copy_(scale)
@@ -267,94 +279,62 @@ class MarginHead(nn.Module):
                 self.sampled_steps += 1
         return loss
 
-    def _mean_margin(self, m: Tensor) -> Tensor:
-        """m − m₀, in the mean over the classes."""
-        more = m - constant(self.margin.zero, m)
-        if m.dim() == constant(self.margin.zero, m).dim() or self.part.world == 1:
-            return more.mean()
-        return self.part.sum(more.sum()) / (self.classes * math.prod(m.shape[1:]))
-
-    def _as_bound(self, scale: Tensor) -> Tensor | float:
-        """A fixed s as a number, read once: it bounds the logits, which saves the ranks one round of messages."""
-        if scale is not self.scale or self.learn_scale:
-            return scale
-        key = (scale.data_ptr(), scale._version)
-        if self._scale_read[0] != key:
-            self._scale_read = (key, float(scale))
-        return self._scale_read[1]
+    def _beside_the_loss(self, adjustment: Adjustment, m: Tensor | None, scale: Tensor) -> Tensor | None:
+        """The penalty of a schedule on |W|², and the reward of a learned margin; the same on all ranks."""
+        extra = None
+        if isinstance(adjustment.penalty, Tensor):
+            squares = self.part.sum(widen(self.weight, wide_dtype(self.weight)).square().sum())
+            extra = adjustment.penalty * squares / self.classes
+        if self.learn_margin and m is not None:
+            zero = constant(self.margin.zero, m)
+            more = m - zero
+            mean = self.part.mean(more) if m.dim() > zero.dim() else more.mean()
+            reward = self.margin_reward * scale.detach() * mean
+            extra = -reward if extra is None else extra - reward
+        return extra
 
     def logits(self, features: Tensor) -> Tensor:
         """(N, C) logits s·cos θ_j (or their unnormalised kin) without any margin, float32 or wider.
 
         Sharded, every rank gets its own rows against all classes, and holds those of all ranks on the way.
         """
-        if self.shard is not None and self.part.world > 1:
-            return self._logits_of_all_ranks(features)
-        checks.features_and_weight(features, self.weight, self.bias)
-        with full_precision(features):
-            x = widen(features, wide_dtype(features, self.weight))
-            return self._logits(x, self.current_scale(), None)
+        part = self.part if self.part.world > 1 else None
+        options: dict[str, Any] = {"bias": self.bias, "part": part}
+        scale = self.current_scale()
+        batch = given(features, self.weight, None, scale=scale, check=False, call="logits", **options)
+        return logits_of(batch, self.weight, **self._sides, **options)
 
-    def _logits(self, x: Tensor, scale: float | Tensor, part: Part | None) -> Tensor:
-        W = widen(self.weight, x.dtype)
-        bias = None if self.bias is None else widen(self.bias, x.dtype)
-        sides = {"unit_features": self.unit_features, "unit_weight": self.unit_weight}
-        f, _, _ = scaled(x, W, scale, **sides, part=part)
-        return F.linear(f, unit(W) if self.unit_weight else W, bias)
-
-    def _logits_of_all_ranks(self, features: Tensor) -> Tensor:
-        none = torch.zeros(features.shape[0], dtype=torch.int64, device=features.device)
-        batch = given(
-            features, self.weight, none, scale=self.current_scale(), bias=self.bias, ignore_index=-1,
-            check=False, part=self.part,
-        )  # fmt: skip
-        assert batch.rows is not None
-        with full_precision(features):
-            z = self._logits(batch.features, batch.scale, self.part)
-            columns = Rows(self.part.counts, self.part.rank, self.part.group)
-            return own_rows(join(z.T, columns).T, batch.rows)
+    @property
+    def _sides(self) -> dict[str, Any]:
+        return {"unit_features": self.unit_features, "unit_weight": self.unit_weight}
 
     def predict_proba(self, features: Tensor) -> Tensor:
         """(N, C) class probabilities. No label is seen and no margin applied, so rows sum to 1."""
         return self.logits(features).softmax(-1)
 
-    @torch.no_grad()
-    def scores(self, features: Tensor, labels: Tensor) -> Scores:
+    def scores(self, features: Tensor, labels: Tensor, *, cosines: bool = False) -> Scores:
         """The target's angle and the rivals of a batch, for watching training; NaN in rows with ignore_index.
 
-        The nearest rival's angle is acos(hardest/s) when both sides are normalised and there is no bias.
+        Target and rivals are logits, so target > hardest is a right decision; with `cosines`, cosines: the nearest
+        rival's angle is acos(hardest).
         """
-        found, rows = self._scores(features, labels)
+        found, rows = self._scores(features, labels, cosines)
         if rows is None:
             return found
         return Scores._make(None if t is None else t[rows.own].clone() for t in found)
 
-    def _scores(self, features: Tensor, labels: Tensor) -> tuple[Scores, Rows | None]:
+    @torch.no_grad()
+    def _scores(self, features: Tensor, labels: Tensor, cosines: bool = False) -> tuple[Scores, Rows | None]:
         """Of all ranks' rows, and whose they are."""
         part = self.part if self.part.world > 1 else None
+        scale: Tensor | float = self.current_scale()
         options: dict[str, Any] = {"bias": self.bias, "ignore_index": self.ignore_index, "part": part}
-        batch = given(features, self.weight, labels, scale=self.current_scale(), check=self.check, **options)
-        scored = scores_of(
-            batch,
-            self.weight,
-            unit_features=self.unit_features,
-            unit_weight=self.unit_weight,
-            hardest=True,
-            backend=self.backend,
-            **options,
-        )
-        found = scored.found
-        if part is not None:
-            rivals, *sums = part.combine(found.rivals, found.target, found.angle, found.norm, bound=None)
-            hardest = None if found.hardest is None else part.largest(found.hardest)
-            found = Scores(sums[0], sums[1], sums[2], rivals, None, hardest)
-        if scored.counts is not None:
-            ignored = ~scored.counts
-            found = Scores._make(
-                None if t is None else t.masked_fill(ignored.reshape(-1, *[1] * (t.dim() - 1)), math.nan)
-                for t in found
-            )
-        return found, batch.rows
+        sides = self._sides
+        if cosines:
+            scale, options["bias"], sides = 1.0, None, dict.fromkeys(sides, True)
+        batch = given(features, self.weight, labels, scale=scale, check=self.check, call="scores", **options)
+        scored = scores_of(batch, self.weight, hardest=True, backend=self.backend, **sides, **options)
+        return watched(scored, part), batch.rows
 
     def _adjustment(self) -> Adjustment:
         """All schedules together, at this step."""
@@ -374,30 +354,16 @@ class MarginHead(nn.Module):
         full = constant(self.margin.m, strength) if m is None else m
         return zero + strength * (full - zero)
 
-    @torch.no_grad()
-    def _adacos_scale(self, features: Tensor, labels: Tensor) -> Tensor:
-        """s_t = ln B / cos min(π/4, median θ_y), B = mean_i Σ_{j≠y} exp(s_{t−1} cos θ_ij).
-
-        Zhang et al. 2019 (arXiv:1905.00292), with B as a log-sum-exp, a floor (C = 2 would give s = 0), and no
-        update from a batch without rivals or labels. It costs a second pass over the classes, without gradient.
-        Under DDP each process sets s from its own rows; a sharded head, from those of all ranks.
-        """
-        found, _ = self._scores(features, labels)
-        counted = ~found.rivals.isnan()
-        log_B = found.rivals.masked_fill(~counted, -math.inf).logsumexp(0) - counted.sum().clamp(min=1).log()
-        middle = found.angle.nanmedian().clamp(max=math.pi / 4)
-        scale = (log_B / middle.cos()).clamp(min=self.scale_floor).to(self.scale.dtype)
-        return torch.where(scale.isfinite() & counted.any(), scale, self.current_scale())
-
     def extra_repr(self) -> str:
         """The settings that matter, on one line."""
         mode = "learned" if self.learn_scale else self.scale_mode
+        scale = self._first["scale"] if self.scale.is_meta else self.scale
         margin = f"{self.margin}" + (
             ", learned" if self.learn_margin else ", by class" if self.m is not None else ""
         )
         return (
             f"dim={self.dim}, classes={self.classes}, margin={margin}, "
-            f"scale={float(self.scale.detach()):.4g} ({mode}), bias={self.bias is not None}, "
+            f"scale={float(scale.detach()):.4g} ({mode}), bias={self.bias is not None}, "
             f"unit_features={self.unit_features}, unit_weight={self.unit_weight}, "
             f"gradient={self.gradient!r}, backend={self.backend!r}"
             + (f", classes {self.part.start}:{self.part.stop}" if self.shard is not None else "")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.optim.sgd import sgd
 
 from hypermargin import checks
 
@@ -46,15 +47,10 @@ class FusedSGD(torch.optim.Optimizer):
         nesterov: bool = False,
         renormalize: bool = False,
     ) -> None:
-        checks.in_range("lr", lr, 0.0, float("inf"))
-        checks.in_range("momentum", momentum, 0.0, 1.0)
-        checks.in_range("weight_decay", weight_decay, 0.0, float("inf"))
-        if nesterov and not momentum:
-            raise ValueError("nesterov=True needs momentum > 0; got momentum=0.")
+        settings = _settings(lr, momentum, weight_decay, nesterov)
         if head.weight.dtype != torch.float32:
             raise ValueError(f"FusedSGD needs a float32 head.weight; got {head.weight.dtype}.")
-        settings = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
-        super().__init__([head.weight], settings | {"nesterov": nesterov, "renormalize": renormalize})
+        super().__init__([head.weight], settings | {"renormalize": renormalize})
         self._begin_anew()
         head.fused_optimizer = self
 
@@ -131,9 +127,7 @@ class FusedSGD(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Also of torch.optim.SGD, if it did the same."""
-        for group in state_dict["param_groups"]:
-            if group.get("dampening") or group.get("maximize"):
-                raise ValueError("FusedSGD knows neither dampening nor maximize, with which this state was made.")
+        _refuse_unknown(self, state_dict)
         super().load_state_dict(state_dict)
         self.param_groups[0].setdefault("renormalize", False)
 
@@ -153,8 +147,10 @@ class SampledSGD(torch.optim.Optimizer):
     """torch.optim.SGD that touches only the rows a sparse gradient names, for heads with `sample=PartialFC(…)`.
 
     A class that took no part in the step keeps weight and momentum as they are, and no decay moves it; else those
-    without a gradient would shrink, and drift with an old momentum. Parameters with an ordinary gradient are
-    treated as torch.optim.SGD does, so the network's may be given too. Gradients of several backward passes add up.
+    without a gradient would shrink, and drift with an old momentum. Parameters with an ordinary gradient are given
+    to torch's SGD, so the network's may be in it too. Gradients of several backward passes add up.
+
+    torch's `clip_grad_norm_` refuses sparse gradients; `hypermargin.training.optim.clip_gradients` takes them.
     """
 
     def __init__(
@@ -166,13 +162,7 @@ class SampledSGD(torch.optim.Optimizer):
         weight_decay: float = 0.0,
         nesterov: bool = False,
     ) -> None:
-        checks.in_range("lr", lr, 0.0, float("inf"))
-        checks.in_range("momentum", momentum, 0.0, 1.0)
-        checks.in_range("weight_decay", weight_decay, 0.0, float("inf"))
-        if nesterov and not momentum:
-            raise ValueError("nesterov=True needs momentum > 0; got momentum=0.")
-        settings = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "nesterov": nesterov}
-        super().__init__(params, settings)
+        super().__init__(params, _settings(lr, momentum, weight_decay, nesterov))
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -182,32 +172,55 @@ class SampledSGD(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            for param in group["params"]:
-                if param.grad is not None:
-                    self._change(param, group)
+            params = [p for p in group["params"] if p.grad is not None]
+            self._change([p for p in params if not p.grad.is_sparse], group)
+            for param in params:
+                if param.grad.is_sparse:
+                    self._change_rows(param, group)
         return loss
 
-    def _change(self, param: Tensor, group: dict[str, Any]) -> None:
+    def _change(self, params: list[Tensor], group: dict[str, Any]) -> None:
+        options = {key: group[key] for key in ("lr", "momentum", "weight_decay", "nesterov")}
+        momenta = [self.state[p].get("momentum_buffer") if group["momentum"] else None for p in params]
+        if params:
+            grads = [p.grad for p in params if p.grad is not None]
+            sgd(params, grads, momenta, **options, dampening=0.0, maximize=False)
+        for param, buffer in zip(params, momenta, strict=True):
+            if buffer is not None:
+                self.state[param]["momentum_buffer"] = buffer
+
+    def _change_rows(self, param: Tensor, group: dict[str, Any]) -> None:
         assert param.grad is not None
-        rows, grad = None, param.grad
-        if grad.is_sparse:
-            grad = grad.coalesce()
-            rows, grad = grad.indices()[0], grad.values()
+        sparse = param.grad.coalesce()
+        rows, grad = sparse.indices()[0], sparse.values()
         if group["weight_decay"]:
-            decayed = param if rows is None else param.index_select(0, rows)
-            grad = grad + group["weight_decay"] * decayed
+            grad = grad.add(param.index_select(0, rows), alpha=group["weight_decay"])
         if group["momentum"]:
             state = self.state[param]
             if "momentum_buffer" not in state:
                 state["momentum_buffer"] = torch.zeros_like(param, requires_grad=False)
-            buffer = state["momentum_buffer"]
-            moved = group["momentum"] * (buffer if rows is None else buffer.index_select(0, rows)) + grad
-            if rows is None:
-                buffer.copy_(moved)
-            else:
-                buffer.index_copy_(0, rows, moved)
-            grad = grad + group["momentum"] * moved if group["nesterov"] else moved
-        if rows is None:
-            param.add_(grad, alpha=-group["lr"])
-        else:
-            param.index_add_(0, rows, grad, alpha=-group["lr"])
+            moved = grad.add(state["momentum_buffer"].index_select(0, rows), alpha=group["momentum"])
+            state["momentum_buffer"].index_copy_(0, rows, moved)
+            grad = grad.add(moved, alpha=group["momentum"]) if group["nesterov"] else moved
+        param.index_add_(0, rows, grad, alpha=-group["lr"])
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Also of torch.optim.SGD, if it did the same."""
+        _refuse_unknown(self, state_dict)
+        super().load_state_dict(state_dict)
+
+
+def _settings(lr: float, momentum: float, weight_decay: float, nesterov: bool) -> dict[str, Any]:
+    checks.in_range("lr", lr, 0.0, float("inf"))
+    checks.in_range("momentum", momentum, 0.0, 1.0)
+    checks.in_range("weight_decay", weight_decay, 0.0, float("inf"))
+    if nesterov and not momentum:
+        raise ValueError("nesterov=True needs momentum > 0; got momentum=0.")
+    return {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "nesterov": nesterov}
+
+
+def _refuse_unknown(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
+    for group in state_dict["param_groups"]:
+        if group.get("dampening") or group.get("maximize"):
+            name = type(optimizer).__name__
+            raise ValueError(f"{name} knows neither dampening nor maximize, with which this state was made.")

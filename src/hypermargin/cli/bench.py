@@ -149,6 +149,43 @@ def evaluate(
 
 
 @bench.command()
+def ranks(
+    rows: Annotated[int, typer.Option(help="Rows of the batch in all; each number of ranks must divide it.")] = 240,
+    classes: Annotated[int, typer.Option(help="Classes in all, C.")] = 100_000,
+    dim: Annotated[int, typer.Option(help="Dimension of the features, d.")] = 512,
+    worlds: Annotated[str, typer.Option(help="Numbers of ranks, with commas.")] = "1,2,3,4",
+    rate: Annotated[float, typer.Option(help="Share of the classes in a step of Partial FC.")] = 0.1,
+    rounds: Annotated[int, typer.Option(help="Interleaved rounds to time.")] = 7,
+    out: Annotated[Path | None, typer.Option(help="A folder for the JSON and the Markdown.")] = None,
+) -> None:
+    """A training step with the classes on several processes (gloo, CPU): time, CPU time, messages, memory a rank.
+
+    \b
+    Examples:
+      hypermargin bench ranks
+      hypermargin bench ranks --classes 20000 --worlds 1,2 --rows 64
+      hypermargin bench ranks --out results
+    """
+    from hypermargin.bench.crew import RankError
+    from hypermargin.bench.ranks import run
+    from hypermargin.bench.ranks_tables import as_markdown
+
+    with plain_errors(), _saying() as say:
+        try:
+            numbers = tuple(int(word) for word in worlds.split(","))
+        except ValueError:
+            raise ValueError(
+                f"--worlds must be whole numbers with commas, such as 1,2,4; got {worlds!r}."
+            ) from None
+        try:
+            result = run(rows, classes, dim, worlds=numbers, rate=rate, rounds=rounds, out=out, say=say)
+        except RankError as error:
+            typer.echo(f"Error: {error}", err=True)
+            raise typer.Exit(1) from None
+    typer.echo(as_markdown(result))
+
+
+@bench.command()
 def shallow(
     part: Annotated[
         list[str] | None, typer.Option(help="accuracy, search, angle, import or time; repeatable. Without it: all.")

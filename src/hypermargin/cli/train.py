@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,9 @@ ABOUT = """Train an embedding with any head of the family.
 Settings come from the --config file (TOML), then from flags; what is left open is chosen from the data and saved
 with the run. The same command with --resume goes on after an interruption, to the same result.
 
+Under torchrun all processes train one run together: each holds a slice of the classes and takes its share of every
+batch. The run may be resumed by any number of them.
+
 \b
 Examples:
   hypermargin train
@@ -26,6 +30,7 @@ Examples:
   hypermargin train --data faces/train.rec --model iresnet50 --optimizer sgd --batch 512 --precision bfloat16
   hypermargin train --data embeddings.npz --head cosface
   hypermargin train --config run.toml --out runs/photos --resume
+  torchrun --nproc-per-node 8 -m hypermargin train --data faces/train.rec --optimizer sgd --sample-rate 0.1
 """
 
 
@@ -34,6 +39,7 @@ def run(config: Path | None, out: Path | None, resume: bool, quiet: bool, **flag
     from hypermargin.training import DivergedError, Interrupted, RunError, train
     from hypermargin.training.config import from_dict, read_toml, resumed
     from hypermargin.training.monitor import words
+    from hypermargin.training.ranks import LostRankError, of_another
 
     with plain_errors():
         given = given_settings(config, flags)
@@ -42,14 +48,24 @@ def run(config: Path | None, out: Path | None, resume: bool, quiet: bool, **flag
         if resume and (folder / "run.json").exists():
             saved = from_dict(read_toml(folder / "config.toml"), str(folder / "config.toml"))
             settings = resumed(saved, given)
+        # The first of torchrun's processes speaks for all that train together.
+        first = settings.shard_classes is False or os.environ.get("RANK", "0") == "0"
+        again = f"Go on with: hypermargin train --out {folder} --resume"
         try:
             result = train(settings, folder, resume=resume, quiet=quiet)
+        except LostRankError as error:
+            typer.echo(f"hypermargin: error: {error} {again}", err=True)
+            raise typer.Exit(1) from None
         except (RunError, OSError, DivergedError) as error:  # OSError: CheckpointError, a full disk, no permission
-            typer.echo(f"hypermargin: error: {error}", err=True)
+            if not of_another(error) and (first or not isinstance(error, DivergedError)):
+                typer.echo(f"hypermargin: error: {error}", err=True)
             raise typer.Exit(1) from None
         except Interrupted as stop:
-            typer.echo(f"{stop}. Go on with: hypermargin train --out {folder} --resume", err=True)
+            if first:
+                typer.echo(f"{stop}. {again}", err=True)
             raise typer.Exit(130) from None
+    if not first:
+        return
     for kind, values in result.metrics.items():
         typer.echo(f"{kind}: {words(values)}")
     typer.echo(f"run: {folder}")

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from hypermargin import checks
 from hypermargin.family import FAMILY, create_head
 from hypermargin.head import MarginHead
-from hypermargin.life.weights import Weights, by_class, head_rows
+from hypermargin.life.weights import Weights, by_class
 
 Optimizers = Optimizer | Sequence[Optimizer] | None
 # State with a number for each number of the weight that begins at 0, so that 0 is right for a new class.
@@ -38,7 +38,7 @@ def weights_of(head: MarginHead, optimizer: Optimizers = None) -> Weights:
     ranks.
     """
     checks.instance("head", head, MarginHead, "create_head(…)")
-    rows = head_rows(head)
+    rows = head.by_class()
     rest = dict(head.state_dict())
     found = {name: rest.pop(name) for name in rows}
     state: dict[str, Tensor] = {}

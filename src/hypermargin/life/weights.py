@@ -91,21 +91,13 @@ def by_class(target: MarginHead | Weights) -> dict[str, Tensor]:
             f"expected a MarginHead or life.Weights; got {type(target).__name__}. life.from_linear and "
             "life.from_metric_learning make heads of others'."
         )
-    rows = head_rows(target)
+    rows = target.by_class()
     if target.shard is not None or len(rows["weight"]) != target.classes:
         raise ValueError(
             f"head is sharded and holds {len(rows['weight'])} of {target.classes} classes. life.write it on every "
             "rank, and change the files: life.read joins them."
         )
     return rows
-
-
-def head_rows(head: MarginHead) -> dict[str, Tensor]:
-    """What has one row for every class that the head holds here, by name."""
-    found: dict[str, Tensor | None] = {"weight": head.weight, "bias": head.bias}
-    if head.m is not None and head.m.dim() > isinstance(head.margin.m, tuple):
-        found["m"] = head.m
-    return {name: tensor for name, tensor in found.items() if tensor is not None}
 
 
 def set_classes(head: MarginHead, classes: int) -> None:

@@ -5,7 +5,7 @@ node below carries values from one kind to the other, and its backward carries g
 
     gather_rows   my rows → all rows, of which every rank then makes a partial result: gradients are added up
     sum_partial   partial → replicated: the gradient, replicated too, is everybody's as it is
-    spread        replicated parameter → partial results: gradients are added up, so every rank gets the whole
+    spread        replicated → partial results: gradients are added up, so every rank gets the whole
     own_rows      replicated → my rows: everybody's gradients are put together
     join          my rows → all rows, used alike by all: the gradient is my part of the replicated one
 
@@ -160,29 +160,29 @@ class _Join(torch.autograd.Function):
 
 def gather_rows(x: Tensor, rows: Rows, dtype: torch.dtype | None = None) -> Tensor:
     """Everybody's rows, in `dtype`; gradients by them are added over the ranks, in that dtype, times the factor."""
-    out: Tensor = _GatherRows.apply(x, x.dtype if dtype is None else dtype, rows)
-    return out
+    return _of(_GatherRows, x, x.dtype if dtype is None else dtype, rows)
 
 
 def sum_partial(x: Tensor, group: Group) -> Tensor:
     """The sum over the ranks, of which all make the same."""
-    out: Tensor = _SumPartial.apply(x, group)
-    return out
+    return _of(_SumPartial, x, group)
 
 
 def spread(x: Tensor, group: Group) -> Tensor:
-    """A parameter that is the same everywhere, to be used in shares."""
-    out: Tensor = _Spread.apply(x, group)
-    return out
+    """What is the same everywhere, to be used in shares."""
+    return _of(_Spread, x, group)
 
 
 def own_rows(x: Tensor, rows: Rows) -> Tensor:
     """My rows of what all ranks hold alike; the others take theirs."""
-    out: Tensor = _OwnRows.apply(x, rows)
-    return out
+    return _of(_OwnRows, x, rows)
 
 
 def join(x: Tensor, rows: Rows) -> Tensor:
     """Everybody's rows, of which all make the same."""
-    out: Tensor = _Join.apply(x, rows)
+    return _of(_Join, x, rows)
+
+
+def _of(node: type[torch.autograd.Function], *inputs: Any) -> Tensor:
+    out: Tensor = node.apply(*inputs)
     return out

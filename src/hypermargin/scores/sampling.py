@@ -27,10 +27,13 @@ class PartialFC:
     - rate: ⌊rate·C⌋ classes take part in a training step: all labels of the batch (of all ranks), however many,
       and rivals drawn from the others. 1 is the full head. In evaluation all classes take part.
     - correct: a class that was drawn with probability p counts 1/p times, which makes the expectation of Σ exp z
-      that of all classes. Without it the sum is too small, and the loss with it, by about log(1/rate).
+      that of all classes. Without it the sum is too small, and the loss with it, by about log(1/rate). So that p is
+      never 0, ⌈rate·others⌉ rivals are drawn then, however many labels there are: a few more than ⌊rate·C⌋ in all.
+      It makes the loss comparable. Training need not gain: at small rates a few rivals that count much are noise.
     - seed: the classes of a step depend on it and on the number of the step
 
-    Gradients are sparse: rows that took no part are absent. `SampledSGD` leaves those as they are.
+    Gradients are sparse: rows that took no part are absent. `SampledSGD` leaves those as they are. DDP does not
+    reduce sparse gradients: several processes share a sampled head by `shard=Shard()`.
     """
 
     rate: float
@@ -80,8 +83,12 @@ def draw(sampling: Sampling, part: Part, labels: Tensor) -> Sample:
     settings, step = sampling
     positives = labels.flatten().unique()
     positives = positives[positives >= 0]
-    most, known = math.floor(settings.rate * part.classes + 1e-9), positives.shape[0]
-    wanted = max(most - known, 0)
+    known = positives.shape[0]
+    others = part.classes - known
+    if settings.correct:
+        wanted = max(math.ceil(settings.rate * others - 1e-9), 0)
+    else:
+        wanted = max(math.floor(settings.rate * part.classes + 1e-9) - known, 0)
     # A positive that stands before the wanted number of others in the permutation makes room for one more place.
     own = torch.arange(part.start, part.stop, device=labels.device)
     place, place_of_own = permuted(torch.cat((positives, own)), part.classes, settings.seed, step).tensor_split(
@@ -94,7 +101,7 @@ def draw(sampling: Sampling, part: Part, labels: Tensor) -> Sample:
     rows = (taken | is_label).nonzero().squeeze(1)
     if not settings.correct or not wanted:
         return Sample(rows, None, 0.0)
-    log_times = math.log((part.classes - known) / wanted)
+    log_times = math.log(others / wanted)
     return Sample(rows, torch.where(is_label[rows], 0.0, log_times), log_times)
 
 
@@ -118,8 +125,8 @@ def permuted(ids: Tensor, classes: int, seed: int, step: Tensor) -> Tensor:
         return (high << half) | low
 
     out = once(ids)
-    while bool((beyond := out >= classes).any()):
-        out = torch.where(beyond, once(out), out)
+    while (beyond := (out >= classes).nonzero().squeeze(1)).numel():  # fewer at every turn
+        out[beyond] = once(out[beyond])
     return out
 
 

@@ -33,9 +33,16 @@ class Shard:
 
     - process_group: one of torch.distributed; by default all processes
     - average: DDP and FSDP divide the sum of the network's gradients by the number of ranks, while this loss is the
-      mean over the rows of all ranks already. True undoes that division: the features' gradient is multiplied by
-      the number of ranks. False leaves it as it is in a single process, for networks whose gradients are summed.
+      mean over the rows of all ranks already. True undoes that division: the features' gradient, and that of all
+      else given by row, is multiplied by the number of ranks. False leaves it as it is in a single process, for
+      networks whose gradients are summed.
     - seed: of the first weights, which are the same for every number of ranks
+
+    DDP and FSDP must not have the head: DDP would give every rank the slice of rank 0 (forward refuses that), FSDP
+    would cut each slice once more and join pieces of different ones (nothing says so).
+    What looks at all gradients sees another slice on every rank, so that the ranks would part. For float16 use
+    torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler, and to clip,
+    hypermargin.training.optim.clip_gradients.
     """
 
     process_group: dist.ProcessGroup | None = None
@@ -72,6 +79,21 @@ def class_range(classes: int, rank: int, world: int) -> tuple[int, int]:
     """
     size = -(-classes // world)
     return min(rank * size, classes), min((rank + 1) * size, classes)
+
+
+class Reading:
+    """The number in a tensor, read from a GPU once: it is not waited for again until the tensor changes."""
+
+    def __init__(self) -> None:
+        self._last: tuple[Tensor, int, float] | None = None
+
+    def __call__(self, x: Tensor) -> float:
+        """Changes behind autograd's back (x.data) are seen on the CPU only."""
+        if x.device.type == "cpu" or x.is_inference():
+            return float(x)
+        if self._last is None or self._last[0] is not x or self._last[1] != x._version:
+            self._last = (x, x._version, float(x))
+        return self._last[2]
 
 
 @dataclass(frozen=True)
@@ -122,6 +144,30 @@ class Part:
                 "Join the slices of all ranks and split them anew."
             )
 
+    def check_slice(self, weight: Tensor) -> None:
+        """The weight of these classes, and no other."""
+        if weight.shape[0] != self.count:
+            raise ValueError(
+                f"weight must have {self.count} rows, this rank's classes {self.start}:{self.stop} of "
+                f"{self.classes}; got {tuple(weight.shape)}. Give weight[part.start : part.stop]."
+            )
+
+    def refuse_ddp(self, weight: Tensor) -> None:
+        """An error inside the forward of a DistributedDataParallel that looks after this weight."""
+        # It says so for the sake of torch.compile; where a version of torch does not, nothing is noticed.
+        ddp = getattr(torch.nn.parallel.DistributedDataParallel, "_active_ddp_module", None)
+        if not any(weight is each for each in getattr(ddp, "_module_parameters", ())):
+            return
+        if self.world > 1:
+            raise RuntimeError(
+                "this head holds a slice of the classes, and DistributedDataParallel has given all ranks that of "
+                "rank 0. Wrap the network alone, make the head anew (or load its weights), and call it outside."
+            )
+        raise RuntimeError(
+            "sample=PartialFC(…) makes sparse gradients, which DistributedDataParallel cannot add up. Give the "
+            "head shard=Shard() as well, wrap the network alone, and call the head outside."
+        )
+
     def agree(
         self,
         rows: int,
@@ -144,11 +190,16 @@ class Part:
             words = self._words("" if problem is None else str(problem))
             if problem is not None:
                 raise problem
-            rank = next(r for r, word in enumerate(words) if word)
+            rank = next(r for r, line in enumerate(table) if line[1])
             raise ValueError(f"rank {rank} refused its batch, so all ranks do: {words[rank]}")
         if len({line[2] for line in table}) > 1:
-            said = "; ".join(f"rank {rank}: {word}" for rank, word in enumerate(self._words(kind)))
-            raise ValueError(f"every rank must bring a batch of the same kind; got {said}.")
+            words = self._words(kind)
+            said = (
+                f"{word} on ranks {[r for r, w in enumerate(words) if w == word]}" for word in dict.fromkeys(words)
+            )
+            raise ValueError(
+                f"all ranks must ask for the same, with a batch of the same kind; got {'; '.join(said)}."
+            )
         return Rows([line[0] for line in table], self.rank, self.group, factor), [
             [bool(flag) for flag in line[3:]] for line in table
         ]
@@ -170,6 +221,10 @@ class Part:
     def sum(self, x: Tensor) -> Tensor:
         """Σ over the ranks."""
         return collective.sum_partial(x, self.group) if self.world > 1 else x
+
+    def mean(self, table: Tensor) -> Tensor:
+        """Of the numbers in a table by class, over all classes."""
+        return self.sum(table.sum()) / (self.classes * math.prod(table.shape[1:]))
 
     def largest(self, x: Tensor) -> Tensor:
         """The largest over the ranks, without gradient."""

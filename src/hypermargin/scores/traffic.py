@@ -11,7 +11,7 @@ class Traffic(NamedTuple):
     """Bytes that each rank sends in a step, over rings, which is what NCCL does with much data."""
 
     features: float  # all-gather of N×d, in the features' dtype
-    labels: float  # all-gather of N×K int64, and of 40 bytes a rank that say what comes
+    labels: float  # all-gather of N×K int64, with mixup of N float32, and of 40 bytes a rank that say what comes
     sums: float  # all-reduces of N-vectors: Σ exp(R − bound), T and what else was asked for
     gradient: float  # reduce-scatter of N×d float32; with gloo an all-reduce, twice that
 
@@ -48,7 +48,7 @@ def traffic(
     columns = 1 + labels + (labels if labels > 1 else 0) + smoothing
     return Traffic(
         others * rows * dim * feature_bytes,
-        others * (rows * labels * 8 + 40),
+        others * (rows * (8 * labels + (4 if labels > 1 else 0)) + 40),
         around * everything * (8 * columns + (0 if bounded else 4)),
         others * rows * dim * 4,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from typing import Any
 
 import torch
@@ -17,7 +16,10 @@ from hypermargin.family import FAMILY, create_head
 from hypermargin.head import MarginHead
 from hypermargin.margins import number_fields
 from hypermargin.schedule import Alternation, LambdaAnnealing, MarginWarmup, Schedule
+from hypermargin.scores.sampling import PartialFC
+from hypermargin.scores.sharded import Part, Shard
 from hypermargin.training.config import Config, call
+from hypermargin.training.process import cores
 
 SCHEDULES: dict[str, type[Schedule]] = {
     "warmup": MarginWarmup,
@@ -39,8 +41,10 @@ def read_data(config: Config, say: Say) -> Data:
     )
 
 
-def resolve(config: Config, data: Data, network: nn.Module | None = None) -> Config:
+def resolve(config: Config, data: Data, network: nn.Module | None = None, *, sharded: bool = False) -> Config:
     """The same settings with everything decided that depends on the data, the machine, or a network of your own."""
+    if sharded:
+        config = dataclasses.replace(config, shard_classes=True)
     adamw = config.optimizer == "adamw"
     model = config.model or ("own" if network else _network_for(data.shape))
     decided: dict[str, Any] = {
@@ -48,8 +52,9 @@ def resolve(config: Config, data: Data, network: nn.Module | None = None) -> Con
         "augment": data.augment if len(data.shape) == 3 else "none",
         "lr": 0.002 if adamw else 0.1,
         "weight_decay": _weight_decay(config.head, model) if adamw else 5e-4,
-        "threads": torch.get_num_threads(),
-        "workers": min(8, os.cpu_count() or 1),
+        # Other processes may go on with a sharded run, and add up in another order anyway.
+        "threads": None if sharded else torch.get_num_threads(),
+        "workers": min(8, cores()),
     }
     decided = {name: value for name, value in decided.items() if getattr(config, name) is None}
     device = config.device if config.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
@@ -115,13 +120,20 @@ def resolve_head(config: Config, classes: int) -> tuple[Config, tuple[str, ...]]
     return dataclasses.replace(config, set={"scale": advice.s, **numbers, **config.set}), advice.reasons
 
 
-def build_head(config: Config, classes: int) -> MarginHead:
-    """The head of resolved settings."""
+def build_head(config: Config, classes: int, *, sharded: bool = False) -> MarginHead:
+    """The head of resolved settings; `sharded`, over the processes there are."""
     overrides = dict(config.set)
+    shard = Shard(seed=config.seed)
+    if sharded:
+        overrides["shard"] = shard
+    if config.sample_rate < 1:
+        overrides["sample"] = PartialFC(config.sample_rate, seed=config.seed)
     schedules = _schedules(config)
     if schedules is not None:
         overrides["schedule"] = schedules
     head = create_head(config.head, config.dim, classes, **overrides)
+    if config.shard_classes and not sharded:  # one process starts where several would
+        Part(classes, 0, classes, shard=shard).first_weights(head.weight, head.dim**-0.5)
     # The loop looks at every loss itself, and can say more than the head about a bad one.
     head.check = False
     return head

@@ -5,14 +5,19 @@ checkpoints/step-00000420/
   training.pt         optimiser, schedules, averages, random states; loaded with weights_only=True
   state.json          where the run was
   manifest.json       size and SHA-256 of the others; written last
+
+Of several ranks, the tensors of network, head, optimiser and averages are in .metadata and __RANK_0.distcp instead,
+in torch.distributed.checkpoint's format (dcp.py). Either kind is read by any number of ranks.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +27,12 @@ from torch import Tensor
 
 from hypermargin.data.base import Say
 from hypermargin.files import sync
+from hypermargin.training import slices
+from hypermargin.training.ranks import Ranks
+from hypermargin.training.slices import Slices
 
 FORMAT = 1
+FORMAT_OF_RANKS = 2
 
 
 class CheckpointError(OSError):
@@ -47,31 +56,89 @@ class Checkpoint:
 def save(folder: Path, checkpoint: Checkpoint, *, keep: int, best: int | None) -> Path:
     """Write the checkpoint, then `prune`."""
     final = folder / f"step-{checkpoint.step:08d}"
-    temporary = folder / f".writing-{os.getpid()}"
+    temporary = _begun(folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
+        temporary.mkdir(parents=True)
         save_tensors(temporary / "model", checkpoint.model)
-        torch.save(checkpoint.training, temporary / "training.pt")
-        (temporary / "state.json").write_text(json.dumps({"step": checkpoint.step, **checkpoint.state}))
-        files = {p.name: {"bytes": p.stat().st_size, "sha256": _digest(p)} for p in sorted(temporary.iterdir())}
-        (temporary / "manifest.json").write_text(json.dumps({"format": FORMAT, "files": files}, indent=1))
-        for path in temporary.iterdir():
-            sync(path)
-        shutil.rmtree(final, ignore_errors=True)  # a broken one of the same step, or one from before a resume
-        os.replace(temporary, final)
-        sync(folder)
+        _save_rest(temporary, checkpoint, checkpoint.training)
+        _finish(temporary, final, FORMAT, _digests(temporary.iterdir()))
     # safetensors and torch.save report a full disk each with an error of its own kind, and not always in words.
     except Exception as error:
-        free = shutil.disk_usage(folder).free if folder.exists() else 0
-        shutil.rmtree(temporary, ignore_errors=True)
-        why = "No space left on device" if free < 2**20 else _first_line(error)
-        raise CheckpointError(
-            f"checkpoint {final} could not be written: {why} ({free / 1e6:.1f} MB free). Earlier ones are kept."
-        ) from error
+        raise _failed(folder, temporary, final, _first_line(error)) from error
     prune(folder, keep, best)
     return final
+
+
+def save_slices(
+    folder: Path, checkpoint: Checkpoint, held: Slices, ranks: Ranks, *, keep: int, best: int | None
+) -> Path:
+    """The same by all ranks together, each writing what it holds; if one fails, all do."""
+    from hypermargin.training import dcp
+
+    final = folder / f"step-{checkpoint.step:08d}"
+    temporary = ranks.lead(lambda: _begun(folder))
+    tensors, rest = slices.flatten(checkpoint.training)
+
+    def write_part() -> dict[str, Any]:
+        temporary.mkdir(parents=True, exist_ok=True)
+        dcp.write(temporary, {**checkpoint.model, **tensors}, held)
+        return _digests(temporary.glob(f"__{ranks.rank}_*"))
+
+    def finish() -> None:
+        _save_rest(temporary, checkpoint, rest)
+        files = _digests(temporary / name for name in (dcp.METADATA, "training.pt", "state.json"))
+        for part in parts:
+            files |= part
+        _finish(temporary, final, FORMAT_OF_RANKS, files)
+        prune(folder, keep, best)
+
+    try:
+        parts = ranks.gathered(ranks.together(write_part))
+        ranks.lead(finish)
+    except Exception as error:
+        why = _first_line(error)
+        raise ranks.lead(lambda: _failed(folder, temporary, final, why)) from error
+    return final
+
+
+def _begun(folder: Path) -> Path:
+    """Where to write: nothing is there."""
+    temporary = folder / f".writing-{os.getpid()}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    return temporary
+
+
+def _save_rest(temporary: Path, checkpoint: Checkpoint, training: dict[str, Any]) -> None:
+    torch.save(training, temporary / "training.pt")
+    (temporary / "state.json").write_text(json.dumps({"step": checkpoint.step, **checkpoint.state}))
+
+
+def _digests(paths: Iterable[Path]) -> dict[str, Any]:
+    """Size and SHA-256, for the manifest; each file is on the disk afterwards."""
+    found = {}
+    for path in sorted(paths):
+        sync(path)
+        found[path.name] = {"bytes": path.stat().st_size, "sha256": _digest(path)}
+    return found
+
+
+def _finish(temporary: Path, final: Path, version: int, files: dict[str, Any]) -> None:
+    """The manifest, then into place."""
+    manifest = temporary / "manifest.json"
+    manifest.write_text(json.dumps({"format": version, "files": files}, indent=1))
+    sync(manifest)
+    shutil.rmtree(final, ignore_errors=True)  # a broken one of the same step, or one from before a resume
+    os.replace(temporary, final)
+    sync(final.parent)
+
+
+def _failed(folder: Path, temporary: Path, final: Path, why: str) -> CheckpointError:
+    free = shutil.disk_usage(folder).free if folder.exists() else 0
+    shutil.rmtree(temporary, ignore_errors=True)
+    why = "No space left on device" if free < 2**20 else why
+    return CheckpointError(
+        f"checkpoint {final} could not be written: {why} ({free / 1e6:.1f} MB free). Earlier ones are kept."
+    )
 
 
 def prune(folder: Path, keep: int, best: int | None) -> None:
@@ -86,31 +153,54 @@ def steps(folder: Path) -> list[Path]:
     return sorted(p for p in folder.glob("step-*") if p.is_dir())
 
 
-def load(path: Path, device: torch.device | str = "cpu") -> Checkpoint:
-    """Read one checkpoint; CheckpointError if anything of it is missing, cut off or changed."""
-    check(path)
+def load(path: Path, device: torch.device | str = "cpu", held: Slices | None = None) -> Checkpoint:
+    """Read one checkpoint; CheckpointError if anything of it is missing, cut off or changed.
+
+    With `held`, of tensors with a row a class only this rank's rows.
+    """
+    return _read(path, check(path), device, held)
+
+
+def _read(path: Path, version: int, device: torch.device | str, held: Slices | None) -> Checkpoint:
     try:
         state = json.loads((path / "state.json").read_text())
-        return Checkpoint(
-            step=int(state["step"]),
-            model=load_tensors(path / "model", device),
-            training=torch.load(path / "training.pt", map_location="cpu", weights_only=True),
-            state=state,
-        )
+        training = torch.load(path / "training.pt", map_location="cpu", weights_only=True)
+        if version == FORMAT_OF_RANKS:
+            from hypermargin.training import dcp
+
+            tensors = dcp.read(path, held)
+            model = {name: t.to(device) for name, t in tensors.items() if name.startswith(("network.", "head."))}
+            training = slices.unflatten(tensors, training)
+        else:
+            model = load_tensors(path / "model", device)
+            if held is not None:
+                tensors, rest = slices.flatten(training)
+                model, training = held.cut(model), slices.unflatten(held.cut(tensors), rest)
+        return Checkpoint(int(state["step"]), model, training, state)
     except CheckpointError:
         raise
-    except (
-        Exception
-    ) as error:  # whatever a reader says of a file whose digest is right but whose content is not ours
+    # Whatever a reader says of a file whose digest is right but whose content is not ours.
+    except Exception as error:
         raise CheckpointError(f"checkpoint {path} cannot be read: {_first_line(error)}") from error
 
 
-def load_last(folder: Path, say: Say, device: torch.device | str = "cpu") -> Checkpoint | None:
-    """The newest whole checkpoint, saying which ones had to be passed over; None if there is none at all."""
-    found = steps(folder)
+def load_last(
+    folder: Path,
+    say: Say,
+    device: torch.device | str = "cpu",
+    *,
+    held: Slices | None = None,
+    ranks: Ranks = Ranks(),  # noqa: B008 (frozen)
+) -> Checkpoint | None:
+    """The newest whole checkpoint, saying which ones had to be passed over; None if there is none at all.
+
+    Of several ranks the first decides which one it is.
+    """
+    found = ranks.lead(lambda: steps(folder))
     for path in reversed(found):
         try:
-            return load(path, device)
+            version = ranks.lead(functools.partial(check, path))
+            return ranks.together(functools.partial(_read, path, version, device, held))
         except CheckpointError as error:
             say(f"{error}. Going back to the one before.")
     if found:
@@ -124,16 +214,18 @@ def forget_after(folder: Path, step: int) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def check(path: Path) -> None:
-    """Sizes and digests as in the manifest."""
+def check(path: Path) -> int:
+    """Sizes and digests as in the manifest; returns its format."""
     try:
         manifest = json.loads((path / "manifest.json").read_text())
         files = dict(manifest["files"])
-        version = manifest["format"]
+        version = int(manifest["format"])
     except (OSError, ValueError, KeyError, TypeError):
         raise CheckpointError(f"checkpoint {path} is incomplete: its manifest.json is missing or broken") from None
-    if version != FORMAT:
-        raise CheckpointError(f"checkpoint {path} has format {version}; this version reads {FORMAT}")
+    if version not in (FORMAT, FORMAT_OF_RANKS):
+        raise CheckpointError(
+            f"checkpoint {path} has format {version}; this version reads {FORMAT} and {FORMAT_OF_RANKS}"
+        )
     for name, expected in files.items():
         file = path / Path(name).name
         if not file.is_file():
@@ -144,6 +236,7 @@ def check(path: Path) -> None:
             )
         if _digest(file) != expected["sha256"]:
             raise CheckpointError(f"checkpoint {path} is damaged: {name} is not what was written")
+    return version
 
 
 def note(say: Say) -> None:

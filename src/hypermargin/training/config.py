@@ -68,9 +68,15 @@ class Config:
         "paper, none, warmup:steps=500,shape=cosine, lambda:base=1000,gamma=0.1,floor=5, "
         "alternate:angle_steps=100,magnitude_steps=20; repeatable",
     )
+    shard_classes: bool | None = setting(
+        None,
+        "under torchrun, every process holds a slice of the classes; default yes. No: each trains alone",
+        free=True,
+    )
+    sample_rate: float = setting(1.0, "share of the classes in a step (Partial FC); below 1 it needs sgd")
     # optimisation
     epochs: int = setting(20, "passes through the training data")
-    batch: int = setting(128, "samples a batch")
+    batch: int = setting(128, "samples a batch, of all processes together")
     accumulate: int = setting(1, "batches an optimiser step")
     optimizer: str = setting("adamw", "adamw or sgd", choices=OPTIMIZERS)
     lr: float | None = setting(None, "learning rate; default 0.002 (adamw), 0.1 (sgd)")
@@ -95,6 +101,7 @@ class Config:
     device: str = setting("auto", "cpu, cuda, cuda:1, mps; auto: cuda if there is one", free=True)
     deterministic: bool | None = setting(None, "the same result every time; default on the CPU yes, else no")
     threads: int | None = setting(None, "CPU threads; default torch's")
+    timeout: float = setting(600.0, "seconds to wait for the other processes of torchrun", free=True)
     watch: int = setting(10, "steps between looks at angles, norms and accuracy")
     log: int = setting(50, "steps between lines of the log")
     evaluate: int = setting(1, "epochs between looks at the validation part; 0: only in the end")
@@ -120,6 +127,15 @@ class Config:
         for name in ("lr", "head_lr", "lr_power"):
             if getattr(self, name) is not None:
                 checks.positive(name, getattr(self, name))
+        for name in ("sample_rate", "timeout"):
+            checks.positive(name, getattr(self, name))
+        if self.sample_rate > 1:
+            raise ValueError(f"sample_rate must lie in (0, 1], 1 being all classes; got {self.sample_rate:g}.")
+        if self.sample_rate < 1 and self.optimizer != "sgd":
+            raise ValueError(
+                f"sample_rate = {self.sample_rate:g} needs optimizer = sgd, which leaves the classes that take no "
+                f"part in a step alone; got {self.optimizer}."
+            )
         for name in ("weight_decay", "head_weight_decay", "lr_warmup", "clip", "memory"):
             if getattr(self, name) is not None:
                 checks.in_range(name, getattr(self, name), 0.0, float("inf"))

@@ -163,14 +163,20 @@ class Classification:
 
 @torch.no_grad()
 def decide(head: MarginHead, features: Tensor, targets: Rows) -> tuple[float, Rows]:
-    """The mean cross-entropy without any margin, and the class each sample is taken for."""
-    block = max(1, 2**24 // head.classes)  # 64 MB of logits
+    """The sum of the cross-entropies without any margin, and the class each sample is taken for.
+
+    The ranks of a sharded head come together, each with samples of its own.
+    """
+    block = max(1, 2**24 // head.classes // head.part.world)  # 64 MB of logits
+    device, own = head.weight.device, torch.from_numpy(targets)
+    # All ranks ask as often as the one with most samples.
+    most = int(head.part.largest(torch.tensor(len(features), device=device)))
     loss, taken = 0.0, []
-    for f, own in zip(torch.split(features, block), torch.split(torch.from_numpy(targets), block), strict=True):
-        logits = head.logits(f.to(head.weight.device)).cpu()
-        loss += float(nn.functional.cross_entropy(logits, own, reduction="sum"))
+    for start in range(0, most, block):
+        logits = head.logits(features[start : start + block].to(device)).cpu()
+        loss += float(nn.functional.cross_entropy(logits, own[start : start + block], reduction="sum"))
         taken.append(logits.argmax(1))
-    return loss / len(targets), torch.cat(taken).numpy()
+    return loss, torch.cat(taken).numpy()
 
 
 def classify(trained: Trained, features: Tensor, targets: Rows) -> Classification:
@@ -183,7 +189,7 @@ def classify(trained: Trained, features: Tensor, targets: Rows) -> Classificatio
     names = trained.classes
     confused = tuple((names[k // head.classes], names[k % head.classes], int(n)) for k, n in zip(
         kinds[most].tolist(), counts[most].tolist(), strict=True))  # fmt: skip
-    return Classification(len(targets), float(1 - wrong.mean()), loss, confused)
+    return Classification(len(targets), float(1 - wrong.mean()), loss / len(targets), confused)
 
 
 def read_pairs(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -23,7 +24,8 @@ from hypermargin.training.evaluation import MOST, Parts, check_same, choose_thre
 from hypermargin.training.loop import Trainer
 from hypermargin.training.models import create_model
 from hypermargin.training.monitor import Monitor, say
-from hypermargin.training.process import left_as_found, make_repeatable
+from hypermargin.training.process import cores, left_as_found, make_repeatable
+from hypermargin.training.ranks import Ranks, joined
 from hypermargin.training.run import (
     About,
     RunError,
@@ -58,14 +60,15 @@ def train(
 
     `data` and `network` of your own take the place of those that `config` names; a resumed run needs them again.
     Ctrl-C saves and raises Interrupted. A loss that is not finite raises DivergedError.
+
+    Under torchrun all processes call it alike and train together: each holds a slice of the classes and takes its
+    share of every batch. All must see the folder `out`. A run may be resumed by any number of them.
     """
     folder = Path(out)
-    folder.mkdir(parents=True, exist_ok=True)
-    tell: Say = (lambda _: None) if quiet else say
-    with locked(folder), left_as_found():
-        old = (folder / "run.json").exists()  # written last
-        if old and not resume:
-            raise RunError(f"{folder} holds a run already. Add --resume to go on with it, or choose another --out.")
+    with joined(config) as ranks, contextlib.ExitStack() as stack:
+        tell: Say = (lambda _: None) if quiet or ranks.rank else say
+        old = ranks.lead(lambda: _enter(folder, resume, stack))
+        stack.enter_context(left_as_found())
         if old:
             saved = from_dict(read_toml(folder / "config.toml"), str(folder / "config.toml"))
             config = resumed(saved, given_in(config))
@@ -75,69 +78,105 @@ def train(
             # oneDNN's AMX bf16 kernels die with SIGILL on some virtual CPUs; this keeps to what they have.
             os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
         data = data or read_data(config, tell)
-        workers = config.workers if config.workers is not None else min(8, os.cpu_count() or 1)
+        workers = config.workers if config.workers is not None else min(8, cores())
         data = decode_once(data, memory=config.memory, workers=workers, on_bad=config.on_bad, say=tell)
         verify = _read_pairs(config, data.shape)  # an error in them should come now, not after days
-        trainer = (_again if old else _anew)(config, folder, data, network, tell)
+        trainer = (_again if old else _anew)(config, folder, data, network, ranks, tell)
         if trainer.config.deterministic:
             make_repeatable()
         return _run(trainer, verify, quiet)
 
 
-def _anew(config: Config, folder: Path, data: Data, network: nn.Module | None, tell: Say) -> Trainer:
+def _enter(folder: Path, resume: bool, stack: contextlib.ExitStack) -> bool:
+    """Make the folder this run's own until the end; is there a run in it?"""
+    folder.mkdir(parents=True, exist_ok=True)
+    stack.enter_context(locked(folder))
+    old = (folder / "run.json").exists()  # written last
+    if old and not resume:
+        raise RunError(f"{folder} holds a run already. Add --resume to go on with it, or choose another --out.")
+    return old
+
+
+def _anew(config: Config, folder: Path, data: Data, network: nn.Module | None, ranks: Ranks, tell: Say) -> Trainer:
     """A new run: decide what was left open, write it down."""
-    config = resolve(config, data, network)
+    config = resolve(config, data, network, sharded=ranks.world > 1)
     parts = split(data, config.split, validation=config.validation, test=config.test, seed=config.seed)
     config, advised = resolve_head(config, len(parts.classes))
     scaling = Scaling.fit(data, parts.train, as_they_are=config.model == "none")
     about = describe(data, parts, scaling, network)
-    trainer = _trainer(config, folder, data, parts, about, network)
+    trainer = _trainer(config, folder, data, parts, about, network, ranks)
     if config.init:
         found = find(Path(config.init), "best")
         start_from(trainer.network, found.weights("network"), config.init)
     _describe(trainer, bool(advised), tell)
-    write_text(folder / "config.toml", config.to_toml())
-    save_split(folder / "split.npz", parts)
-    write_text(folder / "run.json", about.to_json())
+
+    def write() -> None:
+        write_text(folder / "config.toml", config.to_toml())
+        save_split(folder / "split.npz", parts)
+        write_text(folder / "run.json", about.to_json())
+
+    ranks.lead(write)
     return trainer
 
 
-def _again(config: Config, folder: Path, data: Data, network: nn.Module | None, tell: Say) -> Trainer:
+def _again(config: Config, folder: Path, data: Data, network: nn.Module | None, ranks: Ranks, tell: Say) -> Trainer:
     """The run that is there, at its last whole checkpoint."""
     about = About.read(folder)
     check_same(folder, about, data, "Restore the data, or start a new run.")
-    trainer = _trainer(config, folder, data, read_split(folder / "split.npz"), about, network)
-    found = checkpoint.load_last(folder / "checkpoints", tell)
-    checkpoint.forget_after(folder / "checkpoints", found.step if found else -1)
+    trainer = _trainer(config, folder, data, read_split(folder / "split.npz"), about, network, ranks)
+    kept = folder / "checkpoints"
+    found = checkpoint.load_last(kept, tell, held=trainer.held, ranks=ranks)
+    ranks.lead(lambda: checkpoint.forget_after(kept, found.step if found else -1))
     if found is None:
         tell(f"{folder} has no checkpoint yet: starting at the beginning.")
-    else:
-        trainer.resume(found)
-        checkpoint.prune(folder / "checkpoints", config.keep, trainer.best["step"] if trainer.best else None)
-        tell(f"resuming {folder} at step {trainer.step} of {trainer.total}")
+        return trainer
+    trainer.resume(found)
+    best = trainer.best["step"] if trainer.best else None
+    ranks.lead(lambda: checkpoint.prune(kept, config.keep, best))
+    tell(f"resuming {folder} at step {trainer.step} of {trainer.total}")
     return trainer
 
 
 def _trainer(
-    config: Config, folder: Path, data: Data, parts: Split, about: About, network: nn.Module | None
+    config: Config,
+    folder: Path,
+    data: Data,
+    parts: Split,
+    about: About,
+    network: nn.Module | None,
+    ranks: Ranks,
 ) -> Trainer:
-    torch.manual_seed(config.seed)
-    random.seed(config.seed)
-    np.random.seed(config.seed % 2**32)
+    _seed(config.seed)
     if network is None:
         network = create_model(str(config.model), data.shape, config.dim, **config.model_set)
-    head = build_head(config, len(parts.classes))
-    return Trainer(config, data, parts, about.scaling, network, head, folder)
+    head = build_head(config, len(parts.classes), sharded=ranks.world > 1)
+    trainer = Trainer(config, data, parts, about.scaling, network, head, folder, ranks)
+    if ranks.rank:  # the networks are the same; what they drop in training should not be
+        _seed(config.seed + 1_000_003 * ranks.rank)
+    return trainer
+
+
+def _seed(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
 
 
 def _run(trainer: Trainer, verify: dict[str, Pairs], quiet: bool) -> Result:
     """Train to the end, then measure the best weights on the test part and the pairs."""
-    config, folder = trainer.config, trainer.folder
-    monitor = Monitor(folder, total=trainer.total, step=trainer.step, tensorboard=config.tensorboard, quiet=quiet)
+    config, folder, ranks = trainer.config, trainer.folder, trainer.ranks
+    monitor: Monitor = Monitor(
+        folder,
+        total=trainer.total,
+        step=trainer.step,
+        tensorboard=config.tensorboard,
+        quiet=quiet,
+        watched=ranks.rank == 0,
+    )
     checkpoint.note(monitor.say)
     with monitor.running():
         trainer.fit(monitor)
-        best = find(folder, "best")
+        best = find(folder, "best", held=trainer.held, ranks=ranks)
         trainer.resume(best)
         metrics: dict[str, dict[str, float]] = {}
         if len(trainer.split.test):
@@ -149,17 +188,15 @@ def _run(trainer: Trainer, verify: dict[str, Pairs], quiet: bool) -> Result:
                 monitor.say(f"the test part cannot be measured: {error}")
         for name, pairs in verify.items():
             metrics[name] = _verify(trainer, pairs)
-        _save_thresholds(trainer, best.step, monitor.say)
+        ranks.lead(lambda: _save_thresholds(trainer, best.step, monitor.say))
         for kind, values in metrics.items():
             monitor.record(kind, trainer.total, config.epochs - 1, values)
-    for bad in trainer.feed.bad.values():
-        monitor.say(f"left out: {bad}")
-    result = Result(folder, best.step, metrics)
-    write_text(
-        folder / "result.json",
-        json.dumps({"step": best.step, "best": best.state["best"], "metrics": metrics}, indent=1),
-    )
-    return result
+    for left_out in ranks.gathered(trainer.feed.bad):
+        for bad in left_out.values():
+            monitor.say(f"left out: {bad}")
+    text = json.dumps({"step": best.step, "best": best.state["best"], "metrics": metrics}, indent=1)
+    ranks.lead(lambda: write_text(folder / "result.json", text))
+    return Result(folder, best.step, metrics)
 
 
 def _read_pairs(config: Config, shape: tuple[int, ...]) -> dict[str, Pairs]:

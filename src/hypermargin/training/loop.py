@@ -25,8 +25,10 @@ from hypermargin.training.checkpoint import Checkpoint, CheckpointError
 from hypermargin.training.config import Config
 from hypermargin.training.evaluation import MOST, decide
 from hypermargin.training.monitor import Monitor
-from hypermargin.training.optim import EMA, create_optimizer, rate, set_rate
+from hypermargin.training.optim import EMA, clip_gradients, create_optimizer, rate, set_rate
 from hypermargin.training.process import random_states, set_random_states, stop_signals
+from hypermargin.training.ranks import Ranks, sync_batch_norm
+from hypermargin.training.slices import Slices, slices_of
 
 Group = tuple[Tensor, Rows]
 MOST_VALIDATED = 5_000  # samples of an open set whose pairs are all compared after an epoch
@@ -48,11 +50,18 @@ class Trainer:
         network: nn.Module,
         head: MarginHead,
         folder: Path,
+        ranks: Ranks = Ranks(),  # noqa: B008 (frozen)
     ) -> None:
         self.config, self.data, self.split, self.scaling, self.folder = config, data, split, scaling, folder
-        self.device = torch.device(config.device)
-        self.network, self.head = network.to(self.device), head.to(self.device)
+        self.ranks, self.device = ranks, ranks.device(config.device)
+        self.network = network = sync_batch_norm(network.to(self.device), ranks, self.device)
+        self.head = head.to(self.device)
+        # Of several ranks, each measures by itself and all step together.
         self.forward: Callable[[Tensor], Tensor] = torch.compile(network) if config.compile else network
+        self.together = ranks.wrapped(network, self.device)
+        self.forward_together: Callable[[Tensor], Tensor] = self.forward
+        if self.together is not network:
+            self.forward_together = torch.compile(self.together) if config.compile else self.together
         assert config.lr is not None
         assert config.weight_decay is not None
         self.optimizer = create_optimizer(
@@ -64,12 +73,13 @@ class Trainer:
             weight_decay=config.weight_decay,
             head_weight_decay=config.head_weight_decay,
             momentum=config.momentum,
+            sampled=config.sample_rate < 1,
         )
         for schedule in cast("list[Schedule]", head.schedules):
             schedule.drive(self.optimizer)
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self.ema = EMA([network, head], config.ema) if config.ema else None
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "float16")
+        self.scaler = ranks.scaler(self.device, enabled=config.precision == "float16")
         self.augment = Augment.parse(config.augment or "none")
         self.feed = Feed(data.samples, self.device, workers=config.workers or 0, on_bad=config.on_bad)
         self.targets = split.targets(data.labels)
@@ -92,6 +102,11 @@ class Trainer:
         )
         return [self.split.train[p] for p in positions]
 
+    @property
+    def held(self) -> Slices | None:
+        """What this rank has of tensors with a row a class; None if it has all."""
+        return None if self.ranks.world == 1 else slices_of(self.head, self.optimizer, self.ranks.group)
+
     def fit(self, monitor: Monitor) -> None:
         """Train from where the run is to its end."""
         with stop_signals() as stop:
@@ -102,7 +117,7 @@ class Trainer:
                 if last or (self.config.evaluate and self.epoch % self.config.evaluate == 0):
                     self._validate(monitor)
                 self._save(monitor)
-                if stop and not last:
+                if self.ranks.any(bool(stop)) and not last:
                     self._stop()
         if self.unsaved:
             raise self.unsaved
@@ -113,47 +128,57 @@ class Trainer:
         self.head.train()
         order = self._order(self.epoch)
         started, seen = time.monotonic(), 0
-        feed = self.feed(order[self.position :])
+        feed = self.feed([self.ranks.share(rows) for rows in order[self.position :]])
         while self.position < len(order):
             groups = [next(feed) for _ in range(min(config.accumulate, len(order) - self.position))]
+            *counts, told = self.ranks.sums([*(float(len(rows)) for _, rows in groups), float(bool(stop))])
             # Unreadable samples may leave none, or one, on which batch normalisation cannot train.
-            groups = [group for group in groups if len(group[1]) >= min(2, config.batch)]
-            if groups:
-                self._train_step(groups)
-                seen += sum(len(rows) for _, rows in groups)
+            enough = [(group, int(n)) for group, n in zip(groups, counts, strict=True) if n >= min(2, config.batch)]
+            if enough:
+                self._train_step([group for group, _ in enough], [n for _, n in enough])
+                seen += sum(n for _, n in enough)
             self.position += min(config.accumulate, len(order) - self.position)
             self.step += 1
             monitor.advance(self.step, self.epoch)
             if self.step % config.log == 0 or self.step == self.total:
                 pace = seen / max(1e-9, time.monotonic() - started)
-                values = {**self.window.read(), "lr": self.optimizer.param_groups[0]["lr"], "images_per_s": pace}
+                means, self.window = self._means(), watch.Window()
+                values = {**means.read(), "lr": self.optimizer.param_groups[0]["lr"], "images_per_s": pace}
                 monitor.record("train", self.step, self.epoch, values)
                 started, seen = time.monotonic(), 0
             if self.position < len(order):  # at the end of the epoch it is saved anyway
                 if config.checkpoint and self.step % config.checkpoint == 0:
                     self._save(monitor)
-                if stop:
+                # Several ranks stop where all know of it, which is a step later.
+                if told or (stop and self.ranks.world == 1):
                     self._save(monitor)
                     self._stop()
 
-    def _train_step(self, groups: list[Group]) -> None:
-        """One optimiser step on one or more batches, whose losses are weighted by their rows."""
+    def _means(self) -> watch.Window:
+        """The window over all ranks."""
+        every = watch.Window()
+        for sums in self.ranks.gathered(self.window.sums):
+            every.merge(sums)
+        return every
+
+    def _train_step(self, groups: list[Group], counts: list[int]) -> None:
+        """One optimiser step on one or more batches, whose losses are weighted by their rows on all ranks."""
         config = self.config
-        rows_in_all = sum(len(rows) for _, rows in groups)
         self.optimizer.zero_grad(set_to_none=True)
-        for raw, rows in groups:
+        for number, ((raw, rows), count) in enumerate(zip(groups, counts, strict=True), 1):
             inputs = self.augment(self.scaling(raw), rows, seed=config.seed, epoch=self.epoch)
             labels = torch.from_numpy(self.targets[rows]).to(self.device, non_blocking=True)
-            features = self._features(inputs)
-            loss = self.head(features, labels)
-            # Before the backward: the weights are still those of the last good step.
-            value = loss.item()
-            if not math.isfinite(value):
-                raise self._diverged(raw, rows, inputs, features, labels)
-            self.window.add(len(rows), loss=value)
-            if self.step % min(config.watch, config.log) == 0:
-                self.window.add(len(rows), **watch.look(self.head, features, labels))
-            self.scaler.scale(loss * (len(rows) / rows_in_all)).backward()
+            with self._without_messages() if number < len(groups) else contextlib.nullcontext():
+                features = self._features(inputs, self.forward_together)
+                loss = self.head(features, labels)
+                # Before the backward: the weights are still those of the last good step.
+                value = loss.item()
+                if not math.isfinite(value):
+                    raise self._diverged(raw, rows, inputs, features, labels)
+                self.window.add(len(rows), loss=value)
+                if self.step % min(config.watch, config.log) == 0:
+                    self.window.add(len(rows), **watch.look(self.head, features, labels))
+                self.scaler.scale(loss * (count / sum(counts))).backward()
         factor = rate(
             self.step,
             total=self.total,
@@ -167,17 +192,23 @@ class Trainer:
         set_rate(self.optimizer, factor)
         if config.clip:
             self.scaler.unscale_(self.optimizer)
-            nn.utils.clip_grad_norm_(self.parameters, config.clip)
+            clip_gradients(self.parameters, config.clip, list(self.head.by_class().values()), self.head.part)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         if self.ema:
             self.ema.update()
 
-    def _features(self, inputs: Tensor) -> Tensor:
+    def _without_messages(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, gradients are added up on each rank; the last batch of a step carries the sum to the others."""
+        if isinstance(self.together, nn.parallel.DistributedDataParallel):
+            return self.together.no_sync()
+        return contextlib.nullcontext()
+
+    def _features(self, inputs: Tensor, forward: Callable[[Tensor], Tensor]) -> Tensor:
         if self.config.precision == "float32":
-            return self.forward(inputs)
+            return forward(inputs)
         with torch.autocast(self.device.type, getattr(torch, self.config.precision)):
-            return self.forward(inputs)
+            return forward(inputs)
 
     def _diverged(
         self, raw: Tensor, rows: Rows, inputs: Tensor, features: Tensor, labels: Tensor
@@ -187,7 +218,8 @@ class Trainer:
         with torch.no_grad():
             losses = self.head.eval()(features, labels)
         bad, why = watch.diagnose(self.network, inputs, features, losses, self.config.precision)
-        path = self.folder / f"diverged-step-{self.step + 1:08d}.pt"
+        rank = f"-rank-{self.ranks.rank}" if self.ranks.world > 1 else ""
+        path = self.folder / f"diverged-step-{self.step + 1:08d}{rank}.pt"
         batch = {"samples": raw.cpu(), "rows": torch.from_numpy(rows), "labels": labels.cpu(), "bad": bad}
         kept = f"the batch is in {path}"
         try:
@@ -196,9 +228,11 @@ class Trainer:
         except (OSError, RuntimeError) as error:
             kept = f"the batch could not be kept ({error})"
         names = ", ".join(self.data.where(int(rows[k])) for k in bad[:3])
+        told = f"in {len(bad)} of {len(rows)} rows ({names}{', …' if len(bad) > 3 else ''}). {why} "
+        every = self.ranks.gathered(told if bad else "")
+        words = told if bad else next((f"on rank {rank} {text}" for rank, text in enumerate(every) if text), told)
         return watch.DivergedError(
-            f"the loss is not finite at step {self.step + 1} (epoch {self.epoch + 1}), in {len(bad)} of "
-            f"{len(rows)} rows ({names}{', …' if len(bad) > 3 else ''}). {why} "
+            f"the loss is not finite at step {self.step + 1} (epoch {self.epoch + 1}), {words}"
             f"{self._last_good()}; {kept}."
         )
 
@@ -217,12 +251,14 @@ class Trainer:
     def embed(self, feed: Feed, rows: Rows) -> tuple[Tensor, Rows]:
         """Features of samples without augmentation, and the rows that could be read."""
         self.network.eval()
+        mine = self.ranks.share(rows)
         found = [
-            (self._features(self.scaling(raw)).float().cpu(), read)
-            for raw, read in feed(np.split(rows, range(256, len(rows), 256)))
+            (self._features(self.scaling(raw), self.forward).float().cpu(), read)
+            for raw, read in feed(np.split(mine, range(256, len(mine), 256)))
         ]
         self.network.train()
-        return torch.cat([f for f, _ in found]), np.concatenate([r for _, r in found])
+        everybodys = [part for parts in self.ranks.gathered(found) for part in parts]
+        return torch.cat([f for f, _ in everybodys]), np.concatenate([r for _, r in everybodys])
 
     def averaged(self) -> contextlib.AbstractContextManager[None]:
         """Inside, network and head have their averaged weights, if there are any."""
@@ -238,18 +274,23 @@ class Trainer:
         with self.averaged():
             features, rows = self.embed(self.feed, rows)
             if self.split.open_set:
-                features, labels = features.to(self.device), torch.from_numpy(self.data.labels[rows])
-                pairs = verification(features, labels)
-                return {
-                    "eer": pairs.eer,
-                    "tar": pairs.tar[1e-3],
-                    "auc": pairs.auc,
-                    "rank1": identification(features, labels, (1,)).rank[1],
-                }
-            targets = self.targets[rows]
-            loss, taken = decide(self.head.eval(), features, targets)
+                return self.ranks.lead(lambda: self._open_set(features, rows))
+            mine = self.ranks.share(np.arange(len(rows)))
+            targets = self.targets[rows[mine]]
+            loss, taken = decide(self.head.eval(), features[torch.from_numpy(mine)], targets)
             self.head.train()
-            return {"accuracy": float((taken == targets).mean()), "loss": loss}
+            right, loss = self.ranks.sums([float((taken == targets).sum()), loss])
+            return {"accuracy": right / len(rows), "loss": loss / len(rows)}
+
+    def _open_set(self, features: Tensor, rows: Rows) -> dict[str, float]:
+        features, labels = features.to(self.device), torch.from_numpy(self.data.labels[rows])
+        pairs = verification(features, labels)
+        return {
+            "eer": pairs.eer,
+            "tar": pairs.tar[1e-3],
+            "auc": pairs.auc,
+            "rank1": identification(features, labels, (1,)).rank[1],
+        }
 
     def _validate(self, monitor: Monitor) -> None:
         if not len(self.split.validation):
@@ -268,7 +309,7 @@ class Trainer:
 
     def _save(self, monitor: Monitor) -> None:
         """A checkpoint; if the disk is full, say so and go on: the next one may succeed."""
-        if not all(bool(p.isfinite().all()) for p in self.parameters):
+        if self.ranks.any(not all(bool(p.isfinite().all()) for p in self.parameters)):
             raise watch.DivergedError(
                 f"the weights are not finite after step {self.step}: the last update was too large. Lower lr, "
                 f"lengthen lr_warmup, or set clip. {self._last_good()}."
@@ -277,37 +318,46 @@ class Trainer:
             f"{name}.{key}": value
             for name, module in (("network", self.network), ("head", self.head))
             for key, value in module.state_dict().items()
+            if key != "classes_held"
         }
+        random = self.ranks.gathered(random_states())
         training: dict[str, Any] = {
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
-            "random": random_states(),
+            "random": random if self.ranks.world > 1 else random[0],
         }
         if self.ema:
-            training["ema"] = self.ema.state_dict()
-        state = {"epoch": self.epoch, "position": self.position, "window": self.window.sums, "best": self.best}
-        best = self.best["step"] if self.best else None
+            training["ema"] = {k: v for k, v in self.ema.state_dict().items() if k != "1.classes_held"}
+        window = self._means().sums
+        state = {"epoch": self.epoch, "position": self.position, "window": window, "best": self.best}
+        saved = Checkpoint(self.step, model, training, state)
+        keep, best = self.config.keep, self.best["step"] if self.best else None
+        held = self.held
         try:
-            checkpoint.save(
-                self.folder / "checkpoints",
-                Checkpoint(self.step, model, training, state),
-                keep=self.config.keep,
-                best=best,
-            )
+            if held is None:
+                checkpoint.save(self.folder / "checkpoints", saved, keep=keep, best=best)
+            else:
+                checkpoint.save_slices(self.folder / "checkpoints", saved, held, self.ranks, keep=keep, best=best)
             self.unsaved = None
         except CheckpointError as error:
             self.unsaved = error
             monitor.say(f"{error} Training goes on; the next checkpoint is tried again.")
 
     def resume(self, saved: Checkpoint) -> None:
-        """Take everything up where the checkpoint left it."""
+        """Take everything up where the checkpoint left it, by however many ranks it was written."""
         self.network.load_state_dict(saved.weights("network"))
-        self.head.load_state_dict(saved.weights("head"))
+        weights, averages = saved.weights("head"), dict(saved.training.get("ema", {}))
+        if self.ranks.world > 1:  # which classes a rank holds is its own affair
+            weights["classes_held"] = averages["1.classes_held"] = cast("Tensor", self.head.classes_held)
+        self.head.load_state_dict(weights)
         self.optimizer.load_state_dict(saved.training["optimizer"])
         self.scaler.load_state_dict(saved.training["scaler"])
         if self.ema:
-            self.ema.load_state_dict(saved.training["ema"])
+            self.ema.load_state_dict(averages)
         self.step, self.epoch, self.position = saved.step, saved.state["epoch"], saved.state["position"]
-        self.window = watch.Window(saved.state["window"])
+        self.window = watch.Window(saved.state["window"] if self.ranks.rank == 0 else None)
         self.best = saved.state["best"]
-        set_random_states(saved.training["random"])
+        states = saved.training["random"]
+        states = states if isinstance(states, list) else [states]
+        if self.ranks.rank < len(states):  # a rank that was not there before starts from its own seed
+            set_random_states(states[self.ranks.rank])

@@ -118,15 +118,26 @@ class Monitor:
     """All of them together.
 
     In a terminal with rich: a bar with the latest numbers and the time left. Else: a line now and then, on stderr.
+    Of several ranks one is `watched`; the others say and write nothing.
     """
 
-    def __init__(self, folder: Path, *, total: int, step: int, tensorboard: bool, quiet: bool = False) -> None:
-        self.total, self.quiet = total, quiet
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        total: int,
+        step: int,
+        tensorboard: bool,
+        quiet: bool = False,
+        watched: bool = True,
+    ) -> None:
+        self.total, self.quiet, self.watched = total, quiet or not watched, watched
         self.progress: Any = None
         self.task: Any = None
         self.log = Log(folder / "log.jsonl", self.say)
-        self.log.forget_after(step)
-        self.events = Events(folder / "tensorboard", tensorboard, step, self.say)
+        if watched:
+            self.log.forget_after(step)
+        self.events = Events(folder / "tensorboard", tensorboard and watched, step, self.say)
         self.started, self.first = time.monotonic(), step
 
     @contextlib.contextmanager
@@ -158,6 +169,8 @@ class Monitor:
 
     def record(self, kind: str, step: int, epoch: int, values: dict[str, float]) -> None:
         """Write a line to the log and to TensorBoard, and show it."""
+        if not self.watched:
+            return
         record = {"kind": kind, "step": step, "epoch": epoch + 1, **values}
         self.log.write(record)
         self.events.write(record)

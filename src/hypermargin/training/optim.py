@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from hypermargin import checks
 from hypermargin.head import MarginHead
+from hypermargin.optim import SampledSGD
+from hypermargin.scores.sharded import Part
 
 RATES = ("constant", "cosine", "polynomial", "step")
 OPTIMIZERS = ("adamw", "sgd")
@@ -75,6 +77,7 @@ def create_optimizer(
     head_weight_decay: float | None = None,
     momentum: float = 0.9,
     nesterov: bool = False,
+    sampled: bool = False,
 ) -> torch.optim.Optimizer:
     """SGD (decay added to the gradient) or AdamW (decay beside it), with up to four groups of parameters.
 
@@ -84,7 +87,8 @@ def create_optimizer(
         head vectors       head_lr, no decay: bias, learned s, learned m
 
     Frozen parameters are left out, and a parameter of both model and head is the head's. Each group has its
-    "name" and its "base_lr" for `set_rate`. momentum and nesterov are SGD's.
+    "name" and its "base_lr" for `set_rate`. momentum and nesterov are SGD's. `sampled`: SampledSGD, for a head
+    of which only some classes take part in a step.
     """
     checks.one_of("name", name, OPTIMIZERS)
     head_lr = lr if head_lr is None else head_lr
@@ -111,6 +115,8 @@ def create_optimizer(
             chosen.append({"params": trained, **settings})
     if not chosen:
         raise ValueError("there is nothing to train: model and head have no parameter with requires_grad=True.")
+    if sampled:
+        return SampledSGD(chosen, lr, momentum=momentum, nesterov=nesterov)
     # One kernel for all parameters; a loop over them would take longer than the mathematics of a small network.
     fused = all(p.device.type in ("cpu", "cuda") for group in chosen for p in group["params"])
     if name == "sgd":
@@ -122,6 +128,26 @@ def set_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
     """lr = base_lr·factor in every group."""
     for group in optimizer.param_groups:
         group["lr"] = group["base_lr"] * factor
+
+
+@torch.no_grad()
+def clip_gradients(parameters: Sequence[Tensor], most: float, by_class: Sequence[Tensor], part: Part) -> None:
+    """Shorten the gradient of all parameters together to the length `most`.
+
+    Those `by_class` are held in slices by the ranks of `part`, so their squares are summed over these.
+    """
+    grads: dict[bool, list[Tensor]] = {True: [], False: []}
+    for parameter in parameters:
+        if parameter.grad is None:
+            continue
+        if parameter.grad.is_sparse:
+            parameter.grad = parameter.grad.coalesce()  # so that changing its values changes it
+        sliced = part.world > 1 and any(parameter is each for each in by_class)
+        grads[sliced].append(parameter.grad.values() if parameter.grad.is_sparse else parameter.grad)
+    norm = nn.utils.get_total_norm(grads[False])
+    if part.world > 1:
+        norm = (norm.square() + part.sum(nn.utils.get_total_norm(grads[True]).square())).sqrt()
+    torch._foreach_mul_(grads[False] + grads[True], (most / (norm + 1e-6)).clamp(max=1.0))
 
 
 class EMA:

@@ -39,6 +39,8 @@ from hypermargin.training.build import build_head
 from hypermargin.training.config import Config, from_dict, read_toml
 from hypermargin.training.models import create_model
 from hypermargin.training.optim import EMA
+from hypermargin.training.ranks import Ranks
+from hypermargin.training.slices import Slices
 
 
 class RunError(RuntimeError):
@@ -229,17 +231,24 @@ def load(
     return Trained(network.to(device).eval(), head.to(device).eval(), config, about, found.step)
 
 
-def find(folder: Path, which: str = "last") -> checkpoint.Checkpoint:
+def find(
+    folder: Path,
+    which: str = "last",
+    *,
+    held: Slices | None = None,
+    ranks: Ranks = Ranks(),  # noqa: B008 (frozen)
+) -> checkpoint.Checkpoint:
     """A checkpoint of a run; a broken best one gives way to the last."""
     said: list[str] = []
-    last = checkpoint.load_last(folder / "checkpoints", said.append)
+    last = checkpoint.load_last(folder / "checkpoints", said.append, held=held, ranks=ranks)
     if last is None:
         raise RunError(f"{folder} has no checkpoint yet.")
     best = last.state.get("best")
     if which == "last" or not best or best["step"] == last.step:
         return last
     try:
-        return checkpoint.load(folder / "checkpoints" / f"step-{best['step']:08d}")
+        path = folder / "checkpoints" / f"step-{best['step']:08d}"
+        return ranks.together(lambda: checkpoint.load(path, held=held))
     except checkpoint.CheckpointError:
         return last
 

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from hypermargin.head import MarginHead
 from hypermargin.margins import ArcFace, Combined, SphereFace
-from hypermargin.scores import scores
 
 QUANTILES = {"norm_p10": 0.1, "norm_p50": 0.5, "norm_p90": 0.9}
 MOST_LOGITS = 2**20  # to look at: with many classes some rows must do for the batch, or watching costs as training
@@ -28,13 +27,21 @@ class Window:
     def add(self, weight: float, **values: float) -> None:
         """One observation of each, counting `weight` times."""
         for name, value in values.items():
-            total = self.sums.setdefault(name, [0.0, 0.0])
-            total[0] += weight * value
-            total[1] += weight
+            self._add(name, weight * value, weight)
+
+    def merge(self, sums: dict[str, list[float]]) -> None:
+        """The sums of another window besides."""
+        for name, (total, weight) in sums.items():
+            self._add(name, total, weight)
+
+    def _add(self, name: str, total: float, weight: float) -> None:
+        sums = self.sums.setdefault(name, [0.0, 0.0])
+        sums[0] += total
+        sums[1] += weight
 
     def read(self) -> dict[str, float]:
         """The means so far; the window starts anew."""
-        means = {name: total / weight for name, (total, weight) in self.sums.items()}
+        means = {name: total / weight for name, (total, weight) in self.sums.items() if weight}
         self.sums = {}
         return means
 
@@ -47,16 +54,16 @@ def look(head: MarginHead, features: Tensor, labels: Tensor) -> dict[str, float]
     rows = max(16, MOST_LOGITS // head.classes)
     features, labels = features[:rows], labels[:rows]
     found = head.scores(features, labels)
+    # Logits of weights of unit length are cosines but for one factor a row.
+    plain = head.unit_weight and head.bias is None
+    cosines = found if plain else head.scores(features, labels, cosines=True)
+    if not len(ordered):  # the other ranks have rows
+        return {}
     assert found.hardest is not None
-    target = found.target[:, 0] if head.bias is None else found.target[:, 0] + head.bias[labels]
-    seen = {"accuracy": (target > found.hardest).float().mean()}
-    if head.unit_weight and head.bias is None:
-        length = head.current_scale() * (1.0 if head.unit_features else features.norm(dim=1))
-        rival = found.hardest / length
-    else:  # logits of free norms are no angles
-        unit = torch.nn.functional.normalize(features)
-        rival = scores(unit, head.weight.detach(), labels, unit_weight=True, hardest=True).hardest
-        assert rival is not None
+    assert cosines.hardest is not None
+    seen = {"accuracy": (found.target[:, 0] > found.hardest).float().mean()}
+    length = head.current_scale() * (1.0 if head.unit_features else features.norm(dim=1))
+    rival = cosines.hardest / length if plain else cosines.hardest
     seen["angle"] = found.angle[:, 0].mean().rad2deg()
     seen["rival_angle"] = rival.clamp(-1, 1).acos().mean().rad2deg()
     fold = past_fold(head, found.angle[:, 0])

@@ -1,0 +1,74 @@
+"""What of a run is held in slices by several ranks: everything with a row a class.
+
+Tensors of a checkpoint have these names:
+
+    network.…, head.…         the weights; by class are head.weight, and head.bias and head.m where there are such
+    optimizer.INDEX.NAME      the optimiser's state of a parameter
+    ema.…                     averaged weights
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hypermargin.head import MarginHead
+from hypermargin.scores.collective import Group
+
+# What SGD and AdamW keep for each number of a parameter; the rest, like the number of steps, is one for all.
+PER_NUMBER = ("momentum_buffer", "exp_avg", "exp_avg_sq")
+
+
+class Slices(NamedTuple):
+    """Which tensors of a checkpoint have a row a class, and which of their rows this rank holds."""
+
+    names: frozenset[str]
+    start: int
+    stop: int
+    classes: int
+    group: Group
+
+    def cut(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Whole tensors → this rank's rows of those that have one a class."""
+        return {n: t[self.start : self.stop].clone() if n in self.names else t for n, t in tensors.items()}
+
+
+def slices_of(head: MarginHead, optimizer: torch.optim.Optimizer, group: Group) -> Slices:
+    """Of a sharded head, and an optimiser that trains it."""
+    own = head.by_class()
+    names = {f"{where}.{name}" for name in own for where in ("head", "ema.1")}
+    parameters = [p for g in optimizer.param_groups for p in g["params"]]
+    for index, parameter in enumerate(parameters):
+        if any(parameter is tensor for tensor in own.values()):
+            names |= {f"optimizer.{index}.{name}" for name in PER_NUMBER}
+    return Slices(frozenset(names), head.part.start, head.part.stop, head.classes, group)
+
+
+def flatten(training: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors of optimiser and averages by name, and all the rest."""
+    optimizer = training["optimizer"]
+    tensors: dict[str, Tensor] = {}
+    plain: dict[int, dict[str, Any]] = {}
+    for index, state in optimizer["state"].items():
+        plain[index] = {name: value for name, value in state.items() if not isinstance(value, Tensor)}
+        tensors |= {f"optimizer.{index}.{n}": value for n, value in state.items() if isinstance(value, Tensor)}
+    tensors |= {f"ema.{name}": value for name, value in training.get("ema", {}).items()}
+    rest = {name: value for name, value in training.items() if name != "ema"}
+    return tensors, {**rest, "optimizer": {**optimizer, "state": plain}}
+
+
+def unflatten(tensors: dict[str, Tensor], rest: dict[str, Any]) -> dict[str, Any]:
+    """What `flatten` was given."""
+    state = {index: dict(values) for index, values in rest["optimizer"]["state"].items()}
+    averages = {}
+    for key, value in tensors.items():
+        kind, name = key.split(".", 1)
+        if kind == "optimizer":
+            index, name = name.split(".", 1)
+            state[int(index)][name] = value
+        elif kind == "ema":
+            averages[name] = value
+    training = {**rest, "optimizer": {**rest["optimizer"], "state": state}}
+    return {**training, "ema": averages} if averages else training

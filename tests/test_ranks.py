@@ -1,0 +1,314 @@
+"""`train` on several processes: the result does not depend on how many there are, nor on when that changes."""
+
+import copy
+import hashlib
+import json
+import os
+import pickle
+import re
+import shutil
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import team
+import torch
+from team import assert_close, final, network, run
+from torch import nn
+
+import hypermargin as hm
+from hypermargin.training import Config, checkpoint, load
+from hypermargin.training.ranks import Ranks, SyncedBatchNorm
+
+# Each holds something by class, or in common, that must find its way: momentum, averages, a bias, a learned s or m.
+RUNS = {
+    "arcface adamw averaged": {"head": "arcface", "ema": 0.9},
+    "normface learned sgd accumulated": {"head": "normface", "optimizer": "sgd", "accumulate": 2, "clip": 0.5},
+    "partial fc": {"head": "arcface", "optimizer": "sgd", "lr": 0.02, "sample_rate": 0.5},
+    "softmax": {"head": "softmax", "set": {"bias": True}, "split": "sample"},
+    "adacos balanced": {"head": "arcface", "set": {"scale": "adacos-dynamic"}, "sampling": "balanced"},
+}
+over_runs = pytest.mark.parametrize("settings", list(RUNS.values()), ids=list(RUNS))
+
+
+def in_ranks(world, settings, folder, *arguments, **options):
+    return team.ranks(world, "team", "run", settings, folder, *arguments, **options)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The same run by one process, once."""
+    done = {}
+
+    def get(settings):
+        key = json.dumps(settings, sort_keys=True)
+        if key not in done:
+            done[key] = tmp_path_factory.mktemp("alone") / "run"
+            run(settings, done[key])
+        return done[key]
+
+    return get
+
+
+@over_runs
+def test_as_alone(settings, alone, tmp_path):
+    """Stopped by a signal to one rank of four, and gone on with by two: as by one process without a break."""
+    folder = tmp_path / "run"
+    stopped = in_ranks(4, settings, folder, False, (2, 1))
+    assert all(re.match(r"Interrupted: stopped at step \d+ of \d+, everything saved", s) for s in stopped), stopped
+    metrics = in_ranks(2, settings, folder, True)
+    assert metrics[0] == metrics[1]
+    assert_close(alone(settings), folder)
+    assert metrics[0]["test"] == pytest.approx(
+        json.loads((alone(settings) / "result.json").read_text())["metrics"]["test"], abs=0.02
+    )
+
+
+@pytest.fixture(scope="module")
+def by_four(tmp_path_factory):
+    """A run of four ranks that was stopped in the middle, and its settings."""
+    settings = RUNS["arcface adamw averaged"]
+    folder = tmp_path_factory.mktemp("four") / "run"
+    in_ranks(4, settings, folder, False, (0, 4))
+    return folder, settings
+
+
+def copy_of(folder, tmp_path):
+    there = tmp_path / "copy"
+    shutil.copytree(folder, there)
+    return there
+
+
+@pytest.mark.parametrize("world", [1, 3, 4])
+def test_resumed_by_any_number(world, by_four, alone, tmp_path):
+    folder, settings = copy_of(by_four[0], tmp_path), by_four[1]
+    if world == 1:
+        run(settings, folder, True)
+    else:
+        in_ranks(world, settings, folder, True)
+    assert_close(alone(settings), folder)
+
+
+def test_one_process_hands_over_to_three(alone, tmp_path):
+    """The other way round: a checkpoint of one process, each rank taking its classes."""
+    settings = RUNS["arcface adamw averaged"]
+    folder = copy_of(alone(settings), tmp_path)
+    for path in checkpoint.steps(folder / "checkpoints")[3:]:
+        shutil.rmtree(path)
+    in_ranks(3, settings, folder, True)
+    assert_close(alone(settings), folder)
+
+
+def test_killed(alone, tmp_path):
+    """kill -9 of one rank: the others say so soon, and two go on from the last checkpoint to the same end."""
+    settings = RUNS["arcface adamw averaged"]
+    folder = tmp_path / "run"
+    started = time.monotonic()
+    said = in_ranks(3, settings, folder, kill=(1, folder / "checkpoints" / "step-00000004"), timeout=20)
+    took = time.monotonic() - started
+    assert said[1] is None
+    for rank in (0, 2):
+        assert re.match(rf"LostRankError: rank {rank} of 3 lost the others: one of them ended", said[rank]), said
+    assert took < 60
+    before = checkpoint.load_last(folder / "checkpoints", print).step
+    assert 4 <= before < final(alone(settings))[0].step
+    in_ranks(2, settings, folder, True)
+    assert_close(alone(settings), folder)
+
+
+def test_a_rank_that_never_answers(tmp_path):
+    """Not dead, but not there: the timeout ends the wait."""
+    said = team.ranks(2, "test_ranks", "absent", tmp_path / "run", timeout=2)
+    assert re.match(
+        r"LostRankError: rank 0 of 2 lost the others: one of them ended, or did not answer for 2 s", said[0]
+    )
+
+
+def absent(folder):
+    if torch.distributed.get_rank() == 1:
+        time.sleep(4)
+        return None
+    return run({"timeout": 2.0}, folder)
+
+
+def test_the_checkpoint_is_torchs(by_four, tmp_path):
+    """Anyone's tools for torch.distributed.checkpoint read it, and find what `load` finds."""
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+    path = checkpoint.steps(by_four[0] / "checkpoints")[-1]
+    dcp_to_torch_save(path, tmp_path / "whole.pt")
+    theirs = torch.load(tmp_path / "whole.pt")
+    ours = checkpoint.load(path)
+    head = load(by_four[0], "last", network=network()).head
+    flat = {key: value for key, value in theirs.items() if key.startswith(("head", "network"))}
+    assert flat.keys() == ours.model.keys()
+    assert all(torch.equal(value, ours.model[key]) for key, value in flat.items())
+    assert torch.equal(theirs["ema.1.weight"], head.weight.detach())
+    assert head.weight.shape == (head.classes, 6)
+
+
+class Evil:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (os.mkdir, (self.path,))
+
+
+@pytest.mark.parametrize("how", ["cut off", "changed", "missing", "with a program in it", "a file elsewhere"])
+def test_a_damaged_slice(how, by_four, tmp_path):
+    """It is noticed, nothing is run, and the checkpoint before is used."""
+    folder = copy_of(by_four[0], tmp_path)
+    last, before = reversed(checkpoint.steps(folder / "checkpoints")[-2:])
+    slice_, listed = last / "__2_0.distcp", last / ".metadata"
+    if how == "cut off":
+        slice_.write_bytes(slice_.read_bytes()[:-9])
+    elif how == "changed":
+        slice_.write_bytes(slice_.read_bytes()[:-9] + b"123456789")
+    elif how == "missing":
+        slice_.unlink()
+    else:
+        found = pickle.loads(listed.read_bytes())
+        if how == "a file elsewhere":
+            piece = next(iter(found.storage_data.values()))
+            piece.relative_path = "../../../elsewhere"
+        else:
+            found.planner_data = Evil(str(tmp_path / "was here"))
+        listed.write_bytes(pickle.dumps(found))
+        manifest = json.loads((last / "manifest.json").read_text())
+        digest = hashlib.sha256(listed.read_bytes()).hexdigest()
+        manifest["files"][".metadata"] = {"bytes": listed.stat().st_size, "sha256": digest}
+        (last / "manifest.json").write_text(json.dumps(manifest))
+    said = []
+    found = checkpoint.load_last(folder / "checkpoints", said.append)
+    assert f"step-{found.step:08d}" == before.name
+    assert len(said) == 1
+    assert said[0].startswith(f"checkpoint {last}")
+    assert not (tmp_path / "was here").exists()
+
+
+def test_a_disk_that_is_full_for_one_rank(tmp_path):
+    """No checkpoint is half of it; training goes on and says so in the end."""
+    said = team.ranks(2, "test_ranks", "with_a_full_disk", tmp_path / "run")
+    for words in said:
+        assert re.match(r"CheckpointError: checkpoint .*step-\d+ could not be written: .*No space left", words), (
+            said
+        )
+    assert [p.name for p in (tmp_path / "run" / "checkpoints").glob("*")] == []
+
+
+def with_a_full_disk(folder):
+    if torch.distributed.get_rank() == 1:
+        from hypermargin.training import dcp
+
+        def full(*_):
+            raise OSError(28, "No space left on device")
+
+        dcp.FileSystemWriter.write_data = full
+    return run(RUNS["softmax"], folder)
+
+
+def test_batch_normalisation_of_all_ranks():
+    assert team.ranks(3, "test_ranks", "compare_batch_norm") == ["same"] * 3
+
+
+def compare_batch_norm():
+    """Three ranks, one without rows, against torch's layer on all rows; gradients and running statistics too."""
+    rank, world = torch.distributed.get_rank(), 3
+    for momentum, shape in ((0.1, (5,)), (None, (5, 3, 2))):
+        torch.manual_seed(1)
+        x, up = torch.randn(7, *shape, dtype=torch.float64), torch.randn(7, *shape, dtype=torch.float64)
+        kind = nn.BatchNorm1d if len(shape) == 1 else nn.BatchNorm2d
+        whole = kind(5, momentum=momentum).double()
+        nn.init.normal_(whole.weight)
+        own = SyncedBatchNorm.like(copy.deepcopy(whole), None)
+        mine = [slice(0, 3), slice(3, 3), slice(3, 7)][rank]
+        for _ in range(2):
+            a, b = x.clone().requires_grad_(), x[mine].clone().requires_grad_()
+            one, other = whole(a), own(b)
+            torch.testing.assert_close(other, one[mine])
+            (one * up).sum().backward()
+            (other * up[mine]).sum().backward()
+            torch.testing.assert_close(b.grad, a.grad[mine])
+        for p in (own.weight, own.bias):
+            torch.distributed.all_reduce(p.grad)
+        torch.testing.assert_close(own.weight.grad, whole.weight.grad)
+        torch.testing.assert_close(own.bias.grad, whole.bias.grad)
+        for name, buffer in whole.named_buffers():
+            torch.testing.assert_close(getattr(own, name), buffer)
+        torch.testing.assert_close(own.eval()(x), whole.eval()(x))
+        assert world == torch.distributed.get_world_size()
+    return "same"
+
+
+def test_the_command_under_torchrun(tmp_path):
+    """As a user starts it: two processes, then one; what comes of it is a run as any other."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(60) % 6
+    np.savez(
+        tmp_path / "data.npz", samples=rng.normal(size=(6, 8))[labels] + rng.normal(size=(60, 8)), labels=labels
+    )
+    common = ["hypermargin", "train", "--out", tmp_path / "run"]
+    settings = ["--data", tmp_path / "data.npz", "--epochs", "2", "--no-tensorboard", "--split", "sample"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+    first = command([*torchrun, *common, *settings, "--shard-classes"])
+    assert first.returncode == 0, first.stderr
+    assert first.stdout.count("test: ") == 1  # one speaks for all
+    assert "shard_classes = true" in (tmp_path / "run" / "config.toml").read_text()
+    again = command([sys.executable, "-m", *common, "--resume"])
+    assert again.returncode == 0, again.stderr
+    assert again.stdout == first.stdout
+    assert hm.load(tmp_path / "run").predict_proba(np.zeros((3, 8), np.float32)).shape == (3, 6)
+
+
+def test_an_error_of_one_is_told_once(tmp_path):
+    """All ranks end; the message is that of the rank it happened on."""
+    (tmp_path / "run.json").write_text("{}")
+    said = team.ranks(2, "test_ranks", "told", tmp_path)
+    assert "holds a run already. Add --resume" in said[0]
+    assert said[1] == ""
+
+
+def told(folder):
+    from hypermargin.training.ranks import of_another
+
+    try:
+        return run({}, folder)
+    except RuntimeError as error:
+        return "" if of_another(error) else str(error)
+
+
+def command(words):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        list(map(str, words)), capture_output=True, text=True, timeout=300, check=False, env=environment
+    )
+
+
+@pytest.mark.gpu
+def test_on_one_gpu(tmp_path):
+    team.on_the_gpu(tmp_path)
+
+
+def test_alone_everything_is_said_to_oneself():
+    one = Ranks()
+    assert one.share(np.arange(5)).tolist() == [0, 1, 2, 3, 4]
+    assert one.sums([1.0, 2.0]) == [1.0, 2.0]
+    assert one.gathered("x") == ["x"]
+    assert one.lead(lambda: 3) == one.together(lambda: 3) == 3
+    assert not one.any(False)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"sample_rate": 0.5}, "sample_rate = 0.5 needs optimizer = sgd"),
+        ({"sample_rate": 2.0}, r"sample_rate must lie in \(0, 1\]"),
+        ({"timeout": 0.0}, "timeout must be"),
+    ],
+)
+def test_settings_that_cannot_be(settings, words):
+    with pytest.raises(ValueError, match=words):
+        Config(**settings)
