@@ -13,7 +13,6 @@ import time
 import pytest
 import sharded_cases
 import torch
-import torch.distributed as dist
 from sharded_cases import EVERY, D, chosen, numbers
 
 import hypermargin as hm
@@ -250,18 +249,10 @@ def test_a_rank_that_dies_ends_the_others_with_a_clear_error(tmp_path):
     assert "a rank of the process group did not come to all_reduce" in torch.load(tmp_path / "said")
 
 
-def on_one_gpu(rank, folder, world, kind):
-    """Ranks that share a GPU, which NCCL refuses with more than one; against the plain head, on the same GPU."""
-    torch.cuda.set_device(0)
-    dist.init_process_group(kind, init_method=f"file://{folder}/{kind}{world}", rank=rank, world_size=world)
-    sharded_cases.on_device(rank, world, "cuda")
-    dist.destroy_process_group()
-
-
 @pytest.mark.gpu
-@pytest.mark.parametrize(("world", "kind"), [(1, "nccl"), (1, "cpu:gloo,cuda:nccl"), (2, "gloo"), (3, "gloo")])
+@pytest.mark.parametrize(("world", "kind"), sharded_cases.ON_ONE_GPU)
 def test_on_one_gpu(tmp_path, world, kind):
-    torch.multiprocessing.spawn(on_one_gpu, (str(tmp_path), world, kind), world)
+    torch.multiprocessing.spawn(sharded_cases.on_one_gpu, (str(tmp_path), world, kind), world)
 
 
 def test_importing_starts_nothing():

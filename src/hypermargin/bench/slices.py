@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import gc
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from hypermargin.bench.contenders import SCALE, M
 from hypermargin.bench.head import Say, environment, in_words
@@ -23,7 +25,7 @@ from hypermargin.margins import ArcFace
 from hypermargin.optim import FusedSGD, SampledSGD
 from hypermargin.scores.fused import Triton, why_not
 from hypermargin.scores.sampling import PartialFC, Sampling, draw
-from hypermargin.scores.sharded import Part
+from hypermargin.scores.sharded import Part, Shard
 
 DIM, RATE = 512, 0.1
 SETTINGS: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4}
@@ -89,6 +91,28 @@ def measure(rows: int, classes: int, memory: int, optimizer: str, rounds: int) -
     return found
 
 
+def one_rank(rows: int, classes: int, rounds: int) -> dict[str, Any]:
+    """Seconds of forward and backward of the plain head, and of a sharded one that is alone in its group."""
+    options: dict[str, Any] = {"scale": SCALE, "check": False, "device": "cuda", "backend": Triton(memory=480)}
+    heads = {
+        "plain": MarginHead(DIM, classes, ArcFace(M), **options),
+        "sharded": MarginHead(DIM, classes, ArcFace(M), shard=Shard(), **options),
+    }
+    x = torch.randn(rows, DIM, device="cuda").requires_grad_()
+    y = torch.randint(0, classes, (rows,), device="cuda")
+    seconds: dict[str, list[float]] = {name: [] for name in heads}
+    for number in range(rounds + 3):
+        for name, head in heads.items():  # in turn, so that both see the same clock
+            x.grad = head.weight.grad = None
+            start = _now()
+            with torch.autocast("cuda", torch.bfloat16):
+                loss = head(x, y)
+            loss.backward()
+            if number > 2:
+                seconds[name].append(_now() - start)
+    return {"rows": rows, "classes": classes, **{name: statistics.median(s) for name, s in seconds.items()}}
+
+
 def _drawing(sampling: Sampling, part: Part, labels: torch.Tensor) -> float:
     """Seconds to choose the classes of a step."""
     seconds = []
@@ -126,6 +150,18 @@ def as_markdown(result: dict[str, Any]) -> str:
             f"| {row['rows']:,} | {row['classes']:,} | {row['memory']:,} | {row['optimizer']} | "
             f"{1e3 * row['compute']:.1f} | {drawing} | {step} | {row['peak'] / 2**30:.1f} |"
         )
+    lines += [
+        "",
+        "The code of a sharded head with one rank (NCCL) beside the plain head, forward and backward, in turn:",
+        "",
+        "| N | C | plain, ms | sharded, ms | ratio |",
+        "|---:|---:|---:|---:|---:|",
+    ]
+    for row in result["one rank"]:
+        plain, sharded = 1e3 * row["plain"], 1e3 * row["sharded"]
+        lines.append(
+            f"| {row['rows']:,} | {row['classes']:,} | {plain:.2f} | {sharded:.2f} | {sharded / plain:.3f} |"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -138,5 +174,12 @@ def run(out: Path | None = None, say: Say = print, *, rounds: int = 5) -> dict[s
     for case in CASES:
         say(f"{case[0]:,} × {case[1]:,}, {case[2]:,} MB, {case[3]}")
         result["table"].append(measure(*case, rounds))
+    with tempfile.TemporaryDirectory() as folder:
+        dist.init_process_group("nccl", init_method=f"file://{folder}/store", rank=0, world_size=1)
+        try:
+            sizes = ((1024, 100_000), (1024, 1_000_000), (4096, 1_000_000))
+            result["one rank"] = [one_rank(rows, classes, 4 * rounds) for rows, classes in sizes]
+        finally:
+            dist.destroy_process_group()
     store(result, as_markdown(result), "slices-cuda", out, say)
     return result
