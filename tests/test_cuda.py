@@ -165,10 +165,10 @@ def test_the_trainer():
     config = Config(**base, device="cuda", deterministic=True, checkpoint=3)
     step = Trainer._train_step
 
-    def stopped(self, groups):
+    def stopped(self, *batches):
         if self.step == 13:
             os.kill(os.getpid(), signal.SIGINT)
-        return step(self, groups)
+        return step(self, *batches)
 
     with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as two:
         train(config, one, data=blobs(), quiet=True)

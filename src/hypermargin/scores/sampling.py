@@ -7,7 +7,9 @@ permutation of the class numbers is computed number by number, so each rank look
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -78,8 +80,18 @@ class Sample(NamedTuple):
         return at.masked_fill(self.rows[at] != local, -1)
 
 
+@cache
+def _silence() -> None:
+    """Some versions of torch warn of crashes at a sparse tensor unless its checks are left out in so many words."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if not torch.sparse.check_sparse_tensor_invariants.is_enabled():
+            torch.sparse.check_sparse_tensor_invariants.disable()
+
+
 def draw(sampling: Sampling, part: Part, labels: Tensor) -> Sample:
     """The classes of a step: those of `labels` (any shape, −1: none) and the first others of a permutation."""
+    _silence()
     settings, step = sampling
     positives = labels.flatten().unique()
     positives = positives[positives >= 0]
@@ -108,21 +120,22 @@ def draw(sampling: Sampling, part: Part, labels: Tensor) -> Sample:
 def permuted(ids: Tensor, classes: int, seed: int, step: Tensor) -> Tensor:
     """π(ids), π a pseudo-random permutation of 0 … classes−1 for each (seed, step).
 
-    A Feistel network permutes 0 … 2^bits−1; what lands beyond the classes is sent on until it does not.
+    A Feistel network with sums permutes 0 … a·b−1, a = ⌈√C⌉ and b as small as will do. What lands beyond the
+    classes, one in √C at most, is sent on until it does not.
     """
-    bits = max((classes - 1).bit_length(), 2)
-    half = bits // 2
+    a = math.isqrt(classes - 1) + 1
+    b = -(-classes // a)
     key = _mix(step.to(ids.device) + _mix(torch.full((), seed & _LOW, device=ids.device)))
     keys = [_mix(key + 0x9E3779B9 * (number + 1)) for number in range(_ROUNDS)]
 
     def once(x: Tensor) -> Tensor:
-        high, low = x >> half, x & ((1 << half) - 1)
+        high, low = x // b, x % b
         for number, round_key in enumerate(keys):
             if number % 2:
-                low = low ^ (_mix(high + round_key) & ((1 << half) - 1))
+                low = (low + _mix(high + round_key)) % b
             else:
-                high = high ^ (_mix(low + round_key) & ((1 << (bits - half)) - 1))
-        return (high << half) | low
+                high = (high + _mix(low + round_key)) % a
+        return high * b + low
 
     out = once(ids)
     while (beyond := (out >= classes).nonzero().squeeze(1)).numel():  # fewer at every turn
