@@ -120,6 +120,7 @@ def test_a_contender_that_runs_out_of_memory_is_listed_and_the_others_go_on(monk
     assert next(r for r in result["table"] if r["name"] == "hypermargin chunked")["median"] > 0
 
 
+@pytest.mark.slow
 def test_the_command_writes_whole_files(run, tmp_path):
     size = ("--rows", 4, "--classes", 60, "--dim", 5, "--rounds", 1, "--growth-to", 10_000)
     code, out, _ = run("bench", "head", *size, "--only", "hypermargin chunked", "--out", tmp_path)

@@ -90,6 +90,7 @@ def test_memory_falls_with_the_ranks(result):
         assert peaks[3]["loss"] == pytest.approx(peaks[0]["loss"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_lost_rank_ends_the_benchmark_with_its_name():
     lost = []
 

@@ -113,6 +113,7 @@ def test_everybody_has_six_settings():
                 model.set_params(**setting)
 
 
+@pytest.mark.slow
 def test_a_search_is_nested_and_says_what_it_chose(monkeypatch):
     few = {name: folds.contenders("linear")[name] for name in ("LogisticRegression", "arcface")}
     monkeypatch.setattr(folds, "contenders", lambda kernel: few)
@@ -199,6 +200,7 @@ def test_time_is_measured_with_all_threads_and_with_one():
     assert all(pool.endswith(" 1") for table in part["tables"][2:] for pool in table["pools"])
 
 
+@pytest.mark.slow
 def test_parts_join_in_one_file(tmp_path):
     before = [pool["num_threads"] for pool in threadpool_info()]
     first = quick("accuracy", out=tmp_path)

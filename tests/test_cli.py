@@ -11,6 +11,7 @@ from hypermargin import cli
 from hypermargin.advise import recommend
 
 
+@pytest.mark.slow
 def test_advise_as_a_process():
     code, out, err = shell("advise", "--classes", "10000", "--dim", "512")
     assert (code, err) == (0, "")

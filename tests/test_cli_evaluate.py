@@ -192,6 +192,7 @@ def test_pairs_with_their_own_folds(place, evaluated):
     assert result["folds"]["error"] == pytest.approx(np.std(accuracies, ddof=1) / np.sqrt(2))
 
 
+@pytest.mark.slow
 def test_other_data_and_other_parts(place, run, tmp_path):
     code, out, err = run("evaluate", place / "run", "--data", place / "lfw", "--out", tmp_path, "--confidence", 0)
     assert code == 0, err

@@ -138,9 +138,8 @@ def test_a_failed_run_is_reported_and_the_others_go_on(data, tmp_path):
     assert (tmp_path / "runs" / "normface-seed0" / "measures.json").stat().st_mtime_ns == before
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)], ids=["term", "kill"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["term", "kill"])
 def test_a_run_ended_from_outside_is_a_failure(number, data, tmp_path):
     """As by a machine without memory; only who compares may stop a run."""
 

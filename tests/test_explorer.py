@@ -535,7 +535,10 @@ TEXTS = """() => {
 }"""
 
 
-@pytest.mark.parametrize("size", [DESKTOP, PHONE, (820, 1180), (320, 640)], ids=str)
+SLOW = [pytest.param(size, marks=pytest.mark.slow) for size in ((820, 1180), (320, 640))]
+
+
+@pytest.mark.parametrize("size", [DESKTOP, PHONE, *SLOW], ids=str)
 def test_nothing_overlaps_or_is_cut_off(browser, tmp_path, size):
     with opened(browser, PAGE, tmp_path, size=size) as page:
         states = [

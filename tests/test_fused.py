@@ -104,6 +104,17 @@ def test_what_is_kept_is_what_the_memory_allows():
         assert used <= memory * 2**20 or cut.kept == 0
 
 
+def on_a_gpu(test):
+    """Without one there is nothing to test."""
+    return pytest.mark.gpu(test) if pytest else test
+
+
+def slow_here(test):
+    """In the interpreter; on a GPU it is soon done."""
+    return pytest.mark.slow(test) if pytest and DEVICE == "cpu" else test
+
+
+@slow_here
 def test_every_option_against_float64():
     x, W, y = example()
     y[3] = -100
@@ -227,6 +238,7 @@ def test_a_second_derivative_takes_the_dense_formula():
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
+@slow_here
 def test_a_compiled_step():
     torch._dynamo.reset()
     x, W, y = example(20, 300, 24)
@@ -238,11 +250,6 @@ def test_a_compiled_step():
     compiled = torch.compile(step, fullgraph=True, backend="aot_eager")(*leaves)
     for a, b in zip(torch.autograd.grad(compiled, leaves), torch.autograd.grad(step(*leaves), leaves), strict=True):
         torch.testing.assert_close(a, b)
-
-
-def on_a_gpu(test):
-    """Without one there is nothing to test."""
-    return pytest.mark.gpu(test) if pytest else test
 
 
 @on_a_gpu
@@ -465,6 +472,7 @@ def test_fused_sgd_of_an_empty_batch_decays():
     torch.testing.assert_close(head.weight, before * 0.95)
 
 
+@slow_here
 def test_fused_sgd_goes_on_from_its_state():
     make = functools.partial(hm.FusedSGD, lr=0.5, momentum=0.9)
     head, layer, optimizer = trained(make)

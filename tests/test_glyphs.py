@@ -162,6 +162,7 @@ print(hashlib.sha256(data.samples.tobytes() + data.labels.tobytes() + data.parts
 """
 
 
+@pytest.mark.slow
 def test_two_processes_at_once_agree_and_leave_one_file(own_cache, letters):
     def start(threads):
         command = [sys.executable, "-c", SCRIPT, LETTERS, str(threads), "True"]

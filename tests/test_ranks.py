@@ -81,7 +81,7 @@ def copy_of(folder, tmp_path):
     return there
 
 
-@pytest.mark.parametrize("world", [1, 3, 4])
+@pytest.mark.parametrize("world", [1, 3, pytest.param(4, marks=pytest.mark.slow)])
 def test_resumed_by_any_number(world, by_four, alone, tmp_path):
     folder, settings = copy_of(by_four[0], tmp_path), by_four[1]
     if world == 1:

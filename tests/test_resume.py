@@ -153,7 +153,10 @@ def run_in_child(settings, folder, die_at_file=None):
     run(settings, folder, resume=True)
 
 
-@over_runs
+@pytest.mark.parametrize(
+    "settings",
+    [pytest.param(s, id=n, marks=[pytest.mark.slow] if n == "read by workers" else []) for n, s in RUNS.items()],
+)
 def test_killed_while_files_are_written(tmp_path, undisturbed, settings):
     """One kill −9 after another, each a few file operations after the resume, until the run gets through."""
     expected = undisturbed(settings)  # first: it imports for all the forks

@@ -150,6 +150,8 @@ def joined(config: Config) -> Iterator[Ranks]:
         cuda = config.device.startswith(("cuda", "auto")) and torch.cuda.is_available()
         # NCCL refuses two ranks on one GPU.
         backend = "cpu:gloo,cuda:nccl" if cuda and several else "gloo"
+        if cuda:  # else every process would also open the first GPU
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
         dist.init_process_group(backend, timeout=timedelta(seconds=config.timeout))
     try:
         speaks = "gloo" in str(dist.get_backend_config())
