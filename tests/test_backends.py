@@ -105,7 +105,7 @@ def test_backward_twice_through_one_graph_gives_the_same():
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-@pytest.mark.parametrize("chunk", [64, 301])
+@pytest.mark.parametrize("chunk", [64, pytest.param(301, marks=pytest.mark.slow)])
 def test_a_compiled_training_step(chunk):
     torch._dynamo.reset()
     x, W, y = example()

@@ -36,6 +36,7 @@ def result(folder):
     return json.loads((folder / "ranks-cpu.json").read_text())
 
 
+@pytest.mark.slow
 def test_files_are_whole(folder, result):
     assert {path.name for path in folder.iterdir()} == {"ranks-cpu.json", "ranks-cpu.md", "result"}
     assert json.loads((folder / "result").read_text()) == result
@@ -49,6 +50,7 @@ def test_files_are_whole(folder, result):
         assert len(cells) == 2 + lines
 
 
+@pytest.mark.slow
 def test_every_number_of_ranks_is_there_with_its_rows(result):
     found = [(line["world"], line["rows"]) for line in result["full"]]
     assert found == [(0, 8), (0, 24), (1, 8), (1, 24), (3, 24)]  # three times 8 rows are 24
@@ -61,6 +63,7 @@ def test_every_number_of_ranks_is_there_with_its_rows(result):
         assert line["sent"] == traffic(line["rows_each"], D, world).total
 
 
+@pytest.mark.slow
 def test_ratios_are_those_of_the_stored_times(result):
     for lines in (result["full"], result["sampled"]):
         plain = {line["rows"]: line for line in lines if line["world"] == 0}
@@ -79,6 +82,7 @@ def test_ratios_are_those_of_the_stored_times(result):
                 assert "messages" not in line
 
 
+@pytest.mark.slow
 def test_memory_falls_with_the_ranks(result):
     for name, tables in (("full", 3), ("sampled", 2.1)):
         peaks = {line["world"]: line for line in result[name] if line["rows"] == N}

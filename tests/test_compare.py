@@ -110,6 +110,7 @@ def test_seeds_are_the_same_for_every_head(done):
     assert not np.array_equal(first["test"], second["test"])
 
 
+@pytest.mark.slow
 def test_a_failed_run_is_reported_and_the_others_go_on(data, tmp_path):
     settings = {**SMALL, "data": str(data), "epochs": 1}
     plan = Plan(settings, ("normface", "cosface"), seeds=1, plane=0)

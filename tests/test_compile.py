@@ -138,6 +138,7 @@ def _ddp_rank(rank, file, results):
         dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_ddp_gives_the_gradient_of_the_whole_batch(tmp_path):
     """This process is rank 0: a process more would cost seconds to start."""
     context = torch.multiprocessing.get_context("spawn")

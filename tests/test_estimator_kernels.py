@@ -157,7 +157,9 @@ def test_a_kernel_separates_what_no_line_can():
     assert MarginSoftmaxClassifier().fit(X[::2], y[::2]).score(X[1::2], y[1::2]) < 0.8
 
 
-@pytest.mark.parametrize("margin", ["none", "arcface", "sphereface"])
+@pytest.mark.parametrize(
+    "margin", ["arcface", *(pytest.param(name, marks=pytest.mark.slow) for name in ("none", "sphereface"))]
+)
 def test_import_vectors_are_few_and_well_chosen(margin):
     """The loss falls with their number towards the exact kernel's."""
     X, y = standardised(load_digits)

@@ -10,7 +10,6 @@ import itertools
 import json
 import math
 import os
-import subprocess
 import sys
 import tempfile
 
@@ -184,6 +183,7 @@ def test_reduced_operands():
         assert max(errors) > 1e-6  # and they were really used
 
 
+@slow_here
 def test_half_weights():
     for dtype in (torch.bfloat16, torch.float16):
         x, W, y = example(40, 140, 300, dtype=dtype)  # wider than a tile: finished in a second pass
@@ -212,6 +212,7 @@ def test_slices_of_the_classes_add_up():
     close(torch.maximum(a.hardest, b.hardest), whole.hardest)
 
 
+@slow_here
 def test_backward_twice_and_frozen_sides():
     x, W, y = example()
     for settings in (SOME,) if DEVICE == "cpu" else SETTINGS:
@@ -454,6 +455,7 @@ def test_fused_sgd_is_torchs_sgd():
         torch.testing.assert_close(fused[1].weight, plain[1].weight, rtol=1e-5, atol=1e-6)
 
 
+@slow_here
 def test_fused_sgd_keeps_rows_on_the_sphere():
     options = {"lr": 0.5, "momentum": 0.9}
     plain, *_ = trained(lambda head: torch.optim.SGD([head.weight], **options), renormalize=True, backend="dense")
@@ -539,6 +541,7 @@ def test_fused_sgd_refuses_what_it_cannot_do():
     assert torch.equal(head.weight, weight)
 
 
+@slow_here
 def test_main_grad_is_added_to():
     x, W, y = example(20, 300)
     for dtype in (torch.float32, torch.bfloat16):
@@ -553,12 +556,6 @@ def test_main_grad_is_added_to():
         W.main_grad = wrong
         with pytest.raises(ValueError, match=r"weight.main_grad must be contiguous, float32"):
             hm.margin_softmax(x, W, y, ArcFace(), backend=SOME, check=False)
-
-
-def test_importing_hypermargin_imports_neither_triton_nor_the_compiler():
-    code = "import sys, hypermargin; print({'triton', 'torch._dynamo', 'torch._inductor'} & set(sys.modules))"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == "set()"
 
 
 def test_what_cannot_run_says_why(monkeypatch):

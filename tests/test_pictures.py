@@ -15,6 +15,8 @@ from hypermargin.plots import style
 
 DRAWN = {name: picture for name, picture in plots.pictures().items() if not picture.learned}
 over_pictures = pytest.mark.parametrize("name", DRAWN)
+QUICK = ("psi", "boundary-circle", "pipeline", "caps")
+SOME = [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in DRAWN]
 
 
 def drawn(display, dark=False):
@@ -81,7 +83,7 @@ def colours(figure):
     return {to_hex(text.get_color()) for text in found}
 
 
-@over_pictures
+@pytest.mark.parametrize("name", SOME)
 def test_a_picture_becomes_a_vector_file(name, tmp_path):
     path = tmp_path / f"{name}.svg"
     made(name).save(path)
@@ -93,9 +95,7 @@ def test_a_picture_becomes_a_vector_file(name, tmp_path):
     ), "vector, and nothing fetched"
 
 
-@pytest.mark.parametrize(
-    "name", ["psi", "boundary-circle", *(pytest.param(name, marks=pytest.mark.slow) for name in DRAWN)]
-)
+@pytest.mark.parametrize("name", SOME)
 def test_a_picture_is_the_same_file_every_time(name):
     assert made(name).svg() == plots.make(name).svg()
 

@@ -160,7 +160,7 @@ def test_many_samples_and_classes_are_thinned():
 
 @pytest.mark.parametrize("on", ["plane", "circle", "sphere", "components"])
 @pytest.mark.parametrize("name", ["{}", "somebody else {}"])
-@pytest.mark.parametrize("classes", [3, 20])
+@pytest.mark.parametrize("classes", [pytest.param(3, marks=pytest.mark.slow), 20])
 def test_names_do_not_collide(on, name, classes):
     x, y, W = clouds(dim={"sphere": 3, "components": 12}.get(on, 2), classes=classes, noise=0.5)
     names = [name.format(k) for k in range(classes)]

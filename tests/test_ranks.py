@@ -30,7 +30,11 @@ RUNS = {
     "softmax": {"head": "softmax", "set": {"bias": True}, "split": "sample"},
     "adacos balanced": {"head": "arcface", "set": {"scale": "adacos-dynamic"}, "sampling": "balanced"},
 }
-over_runs = pytest.mark.parametrize("settings", list(RUNS.values()), ids=list(RUNS))
+SLOW = ("normface learned sgd accumulated", "adacos balanced")
+over_runs = pytest.mark.parametrize(
+    "settings",
+    [pytest.param(s, id=name, marks=[pytest.mark.slow] if name in SLOW else []) for name, s in RUNS.items()],
+)
 
 
 def in_ranks(world, settings, folder, *arguments, **options):
@@ -118,6 +122,7 @@ def test_killed(alone, tmp_path):
     assert_close(alone(settings), folder)
 
 
+@pytest.mark.slow
 def test_a_rank_that_never_answers(tmp_path):
     """Not dead, but not there: the timeout ends the wait."""
     said = team.ranks(2, "test_ranks", "absent", tmp_path / "run", timeout=2)

@@ -123,7 +123,7 @@ KINDS = [
     ("lenet++", GRAY, "softmax", None, {}, ("torch",)),  # ONNX of it: the run below
     ("mlp", GRAY, "normface", Scaling(0.3, 2.0), {"learn_scale": True, "scale": 5.0}, BOTH),
     ("none", VECTOR, "arcface", None, {"scale": "adacos-dynamic", "m": 0.2}, BOTH),
-    ("mlp", RGB, "l-softmax", None, {}, ("torch",)),
+    pytest.param("mlp", RGB, "l-softmax", None, {}, ("torch",), marks=pytest.mark.slow),
     ("iresnet-short", RGB, "a-softmax", None, {}, ("torch",)),
     pytest.param("iresnet18", RGB, "a-softmax", None, {}, BOTH, marks=pytest.mark.slow),
 ]
