@@ -25,7 +25,7 @@ CONTEXT = multiprocessing.get_context("forkserver")
 # Imported once, not by each process; torch's optimisers import _dynamo when first used.
 CONTEXT.set_forkserver_preload(["team", "hypermargin.training.dcp", "torch._dynamo"])
 BASE = {
-    "dim": 6, "epochs": 2, "batch": 17, "watch": 2, "log": 3, "checkpoint": 2, "keep": 20,
+    "dim": 6, "epochs": 2, "batch": 20, "watch": 2, "log": 3, "checkpoint": 2, "keep": 20,
     "augment": "rotate=10,shift=0.1,flip", "tensorboard": False, "workers": 0, "shard_classes": True,
 }  # fmt: skip
 
@@ -122,6 +122,10 @@ def assert_close(one, other, tolerance=1e-4):
     for index, state in states[0].items():
         for name, value in state.items():
             torch.testing.assert_close(states[1][index][name], value, atol=tolerance, rtol=tolerance)
+    averages = [c.training.get("ema", {}) for c in (a, b)]
+    assert averages[0].keys() == averages[1].keys()
+    for name, tensor in averages[0].items():
+        torch.testing.assert_close(averages[1][name], tensor, atol=tolerance, rtol=tolerance)
     logs = [[json.loads(line) for line in (f / "log.jsonl").read_text().splitlines()] for f in (one, other)]
     assert [line["step"] for line in logs[0]] == [line["step"] for line in logs[1]]
     for left, right in zip(*logs, strict=True):

@@ -56,7 +56,7 @@ class Augment:
 
     def __call__(self, images: Tensor, rows: Rows, *, seed: int, epoch: int) -> Tensor:
         """Changed (N, C, H, W) images; image k is sample rows[k]."""
-        if self == Augment() or images.dim() != 4:
+        if self == Augment() or images.dim() != 4 or not len(images):
             return images
         u = torch.from_numpy(uniform(seed, epoch, rows, DRAWS).astype(np.float32))
         return self.apply(images, u.to(images.device, non_blocking=True))

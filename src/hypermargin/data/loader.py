@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -51,8 +52,15 @@ def _read(
         generator=own,
         collate_fn=_as_it_is,
         pin_memory=pin,
+        worker_init_fn=_leave_signals_to_the_trainer,
         **options,
     )
+
+
+def _leave_signals_to_the_trainer(worker: int) -> None:
+    """Ctrl-C in a terminal and torchrun's SIGTERM reach workers too, and would end them before the run is saved."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _as_it_is(found: Any) -> Any:

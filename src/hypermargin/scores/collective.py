@@ -65,7 +65,7 @@ class Rows(NamedTuple):
         """Partial values of all rows → the sums of mine."""
         if len(self.sizes) == 1 or not x.numel():
             return x
-        if not scatters(self.group):
+        if not scatters(x, self.group):
             return all_reduce(x, "SUM", self.group)[self.own]
         largest = max(self.sizes)
         if min(self.sizes) < largest:
@@ -76,9 +76,9 @@ class Rows(NamedTuple):
         return out[: self.sizes[self.rank]]
 
 
-def scatters(group: Group) -> bool:
+def scatters(x: Tensor, group: Group) -> bool:
     """Reduce-scatter with NCCL; with gloo, where it depends on torch's version, an all-reduce must do."""
-    return dist.get_backend(group) == "nccl"
+    return x.is_cuda and "cuda:nccl" in str(dist.get_backend_config(group))
 
 
 def _run(call: Callable[..., Any], *tensors: Tensor, **options: Any) -> None:

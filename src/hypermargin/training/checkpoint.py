@@ -12,7 +12,6 @@ in torch.distributed.checkpoint's format (dcp.py). Either kind is read by any nu
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import os
@@ -55,10 +54,9 @@ class Checkpoint:
 
 def save(folder: Path, checkpoint: Checkpoint, *, keep: int, best: int | None) -> Path:
     """Write the checkpoint, then `prune`."""
-    final = folder / f"step-{checkpoint.step:08d}"
-    temporary = _begun(folder)
+    final, temporary = _places(folder, checkpoint.step)
     try:
-        temporary.mkdir(parents=True)
+        _make_empty(temporary)
         save_tensors(temporary / "model", checkpoint.model)
         _save_rest(temporary, checkpoint, checkpoint.training)
         _finish(temporary, final, FORMAT, _digests(temporary.iterdir()))
@@ -75,24 +73,26 @@ def save_slices(
     """The same by all ranks together, each writing what it holds; if one fails, all do."""
     from hypermargin.training import dcp
 
-    final = folder / f"step-{checkpoint.step:08d}"
-    temporary = ranks.lead(lambda: _begun(folder))
+    final, temporary = _places(folder, checkpoint.step)
     tensors, rest = slices.flatten(checkpoint.training)
 
     def write_part() -> dict[str, Any]:
-        temporary.mkdir(parents=True, exist_ok=True)
         dcp.write(temporary, {**checkpoint.model, **tensors}, held)
         return _digests(temporary.glob(f"__{ranks.rank}_*"))
 
     def finish() -> None:
         _save_rest(temporary, checkpoint, rest)
         files = _digests(temporary / name for name in (dcp.METADATA, "training.pt", "state.json"))
-        for part in parts:
+        for rank, part in enumerate(parts):
             files |= part
+            for name in part:
+                if not (temporary / name).exists():
+                    raise OSError(f"{temporary} is not the same folder for rank {rank}; give one that all see")
         _finish(temporary, final, FORMAT_OF_RANKS, files)
         prune(folder, keep, best)
 
     try:
+        ranks.lead(lambda: _make_empty(temporary))  # all or none go on to write together
         parts = ranks.gathered(ranks.together(write_part))
         ranks.lead(finish)
     except Exception as error:
@@ -101,11 +101,14 @@ def save_slices(
     return final
 
 
-def _begun(folder: Path) -> Path:
-    """Where to write: nothing is there."""
-    temporary = folder / f".writing-{os.getpid()}"
-    shutil.rmtree(temporary, ignore_errors=True)
-    return temporary
+def _places(folder: Path, step: int) -> tuple[Path, Path]:
+    """Where a checkpoint goes, and where it is written."""
+    return folder / f"step-{step:08d}", folder / f".writing-{step:08d}"
+
+
+def _make_empty(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
 
 
 def _save_rest(temporary: Path, checkpoint: Checkpoint, training: dict[str, Any]) -> None:
@@ -153,12 +156,19 @@ def steps(folder: Path) -> list[Path]:
     return sorted(p for p in folder.glob("step-*") if p.is_dir())
 
 
-def load(path: Path, device: torch.device | str = "cpu", held: Slices | None = None) -> Checkpoint:
+def load(
+    path: Path,
+    device: torch.device | str = "cpu",
+    *,
+    held: Slices | None = None,
+    ranks: Ranks = Ranks(),  # noqa: B008 (frozen)
+) -> Checkpoint:
     """Read one checkpoint; CheckpointError if anything of it is missing, cut off or changed.
 
-    With `held`, of tensors with a row a class only this rank's rows.
+    With `held`, of tensors with a row a class only this rank's rows. Several `ranks` read it together.
     """
-    return _read(path, check(path), device, held)
+    version = ranks.together(lambda: check(path, ranks))
+    return ranks.together(lambda: _read(path, version, device, held))
 
 
 def _read(path: Path, version: int, device: torch.device | str, held: Slices | None) -> Checkpoint:
@@ -199,8 +209,7 @@ def load_last(
     found = ranks.lead(lambda: steps(folder))
     for path in reversed(found):
         try:
-            version = ranks.lead(functools.partial(check, path))
-            return ranks.together(functools.partial(_read, path, version, device, held))
+            return load(path, device, held=held, ranks=ranks)
         except CheckpointError as error:
             say(f"{error}. Going back to the one before.")
     if found:
@@ -214,27 +223,25 @@ def forget_after(folder: Path, step: int) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def check(path: Path) -> int:
-    """Sizes and digests as in the manifest; returns its format."""
+def check(path: Path, ranks: Ranks = Ranks()) -> int:  # noqa: B008 (frozen)
+    """Sizes and digests as in the manifest; returns its format. Of several ranks, each checks some of the files."""
     try:
         manifest = json.loads((path / "manifest.json").read_text())
-        files = dict(manifest["files"])
+        files = {str(name): (about["bytes"], about["sha256"]) for name, about in manifest["files"].items()}
         version = int(manifest["format"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise CheckpointError(f"checkpoint {path} is incomplete: its manifest.json is missing or broken") from None
     if version not in (FORMAT, FORMAT_OF_RANKS):
         raise CheckpointError(
             f"checkpoint {path} has format {version}; this version reads {FORMAT} and {FORMAT_OF_RANKS}"
         )
-    for name, expected in files.items():
-        file = path / Path(name).name
+    for name in sorted(files)[ranks.rank :: ranks.world]:
+        (size, digest), file = files[name], path / Path(name).name
         if not file.is_file():
             raise CheckpointError(f"checkpoint {path} is incomplete: {name} is missing")
-        if file.stat().st_size != expected["bytes"]:
-            raise CheckpointError(
-                f"checkpoint {path} is cut off: {name} has {file.stat().st_size} bytes of {expected['bytes']}"
-            )
-        if _digest(file) != expected["sha256"]:
+        if file.stat().st_size != size:
+            raise CheckpointError(f"checkpoint {path} is cut off: {name} has {file.stat().st_size} bytes of {size}")
+        if _digest(file) != digest:
             raise CheckpointError(f"checkpoint {path} is damaged: {name} is not what was written")
     return version
 

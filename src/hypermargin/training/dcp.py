@@ -1,17 +1,15 @@
 """Checkpoints of several ranks in torch.distributed.checkpoint's format: each writes its classes, any number reads.
 
-The folder of a step is itself such a checkpoint. torch keeps the list of its tensors as a pickle (.metadata), which
-is read here by an unpickler that knows the few harmless classes of such a list and refuses all others; the tensors
-themselves are read with weights_only.
+The folder of a step is itself such a checkpoint. torch keeps the list of its tensors as a pickle (.metadata). It is
+read here with stand-ins for torch's classes, which only hold what they are given, and then made anew from the
+numbers and names in them; the tensors themselves are read with weights_only.
 
 Imported where such a checkpoint is met: it takes a second.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
-import pathlib
 import pickle
 import warnings
 from collections.abc import Iterator
@@ -23,9 +21,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter, _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict, load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
@@ -39,7 +44,11 @@ def write(folder: Path, tensors: dict[str, Tensor], slices: Slices) -> None:
     """All ranks together; `folder` exists."""
     with _plainly():
         save(
-            {name: _distributed(t.detach(), slices) if name in slices.names else t for name, t in tensors.items()},
+            {
+                # On the CPU: torch copies from the current device, which need not be the tensor's.
+                name: _distributed(t.detach(), slices) if name in slices.names else t.detach().cpu()
+                for name, t in tensors.items()
+            },
             storage_writer=FileSystemWriter(folder),
             process_group=slices.group,
         )
@@ -50,8 +59,7 @@ def read(folder: Path, slices: Slices | None = None) -> dict[str, Tensor]:
     reader = _Reader(folder)
     found = {}
     for name, about in reader.read_metadata().state_dict_metadata.items():
-        if not isinstance(about, TensorStorageMetadata):
-            raise ValueError(f"{folder / METADATA} lists {name!r}, which is not a tensor; only tensors are read.")
+        assert isinstance(about, TensorStorageMetadata)
         size, dtype = list(about.size), about.properties.dtype
         if slices is not None and name in slices.names:
             if size[0] != slices.classes:
@@ -60,10 +68,11 @@ def read(folder: Path, slices: Slices | None = None) -> dict[str, Tensor]:
             found[name] = _distributed(torch.empty(size, dtype=dtype), slices)
         else:
             found[name] = torch.empty(size, dtype=dtype)
-    # Before this option came, a process group that was there was used: then all ranks read together.
-    alone = {"no_dist": True} if "no_dist" in inspect.signature(load).parameters else {}
     with _plainly():
-        load(found, storage_reader=reader, **alone)
+        if "no_dist" in inspect.signature(load).parameters:
+            load(found, storage_reader=reader, no_dist=True)
+        else:  # before torch had the option, it was there under this name
+            _load_state_dict(found, storage_reader=reader, no_dist=True)
     return {name: _local(tensor) for name, tensor in found.items()}
 
 
@@ -107,32 +116,67 @@ class _Reader(FileSystemReader):
         self.folder = folder
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        with (self.folder / METADATA).open("rb") as file:
-            found = _Unpickler(file).load()
-        if not isinstance(found, Metadata):
-            raise ValueError(f"{self.folder / METADATA} is no list of tensors.")
-        for piece in (found.storage_data or {}).values():
-            if Path(piece.relative_path).name != piece.relative_path:
-                raise ValueError(f"{self.folder / METADATA} names a file elsewhere: {piece.relative_path}.")
-        if found.storage_meta is None:
-            found.storage_meta = StorageMeta()
-        found.storage_meta.load_id = self.load_id
-        return found
+        path = self.folder / METADATA
+        try:
+            with path.open("rb") as file:
+                found = _Unpickler(file).load().state
+            listed = Metadata(
+                {str(name): _tensor(about.state) for name, about in found["state_dict_metadata"].items()},
+                storage_data=dict(_piece(*pair) for pair in found["storage_data"].items()),
+                storage_meta=StorageMeta(),
+            )
+        except (AttributeError, KeyError, TypeError, ValueError, IndexError, EOFError) as error:
+            raise ValueError(f"{path} is no list of tensors: {error}") from error
+        assert listed.storage_meta is not None
+        listed.storage_meta.load_id = self.load_id
+        return listed
+
+
+def _tensor(about: dict[str, Any]) -> TensorStorageMetadata:
+    dtype = about["properties"].state[0]
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"{dtype!r} is no dtype")
+    chunks = [ChunkStorageMetadata(_size(c.state["offsets"]), _size(c.state["sizes"])) for c in about["chunks"]]
+    return TensorStorageMetadata(TensorProperties(dtype=dtype), _size(about["size"]), chunks)
+
+
+def _piece(index: Any, place: Any) -> tuple[MetadataIndex, _StorageInfo]:
+    fqn, offset, number = (index.state[name] for name in ("fqn", "offset", "index"))
+    file = str(place.state["relative_path"])
+    if Path(file).name != file:
+        raise ValueError(f"it names a file elsewhere, {file}")
+    whole = None if number is None else int(number)
+    return (
+        MetadataIndex(str(fqn), None if offset is None else _size(offset), whole),
+        _StorageInfo(file, int(place.state["offset"]), int(place.state["length"])),
+    )
+
+
+def _size(numbers: Any) -> torch.Size:
+    return torch.Size(int(number) for number in numbers)
+
+
+class _StandIn:
+    """Holds what a pickle gives to an object, and nothing happens."""
+
+    state: Any = None
+
+    def __init__(self, *_: Any) -> None: ...
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
 
 
 class _Unpickler(pickle.Unpickler):
+    """No class or function of anybody's is on its stack: only stand-ins, tuple and dtypes."""
+
     def find_class(self, module: str, name: str) -> Any:
-        if module == "pathlib":  # where it was written, on whatever system
-            return pathlib.PurePosixPath
         if module == "torch" and isinstance(kind := getattr(torch, name, None), torch.dtype):
             return kind
-        if (module, name) in {("torch", "Size"), ("torch.serialization", "_get_layout")}:
-            return super().find_class(module, name)
-        lists = ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")
-        if module in lists and "." not in name:  # a dot would lead on into what these modules import
-            found = super().find_class(module, name)
-            if dataclasses.is_dataclass(found) or name == "_MEM_FORMAT_ENCODING":
-                return found
+        if (module, name) == ("torch", "Size"):
+            return tuple
+        if module == "pathlib" or module.startswith("torch.distributed.checkpoint.") or name == "_get_layout":
+            return _StandIn
         raise pickle.UnpicklingError(
             f"it names {module}.{name}, which has no place in a list of tensors; nothing was run"
         )

@@ -68,11 +68,12 @@ def train(
     with joined(config) as ranks, contextlib.ExitStack() as stack:
         tell: Say = (lambda _: None) if quiet or ranks.rank else say
         old = ranks.lead(lambda: _enter(folder, resume, stack))
+        ranks.together(lambda: _check_seen(folder))
         stack.enter_context(left_as_found())
         if old:
             saved = from_dict(read_toml(folder / "config.toml"), str(folder / "config.toml"))
             config = resumed(saved, given_in(config))
-        if config.threads:
+        if config.threads and ranks.world == 1:  # of several processes each has what torchrun gave it
             torch.set_num_threads(config.threads)
         if config.precision != "float32":
             # oneDNN's AMX bf16 kernels die with SIGILL on some virtual CPUs; this keeps to what they have.
@@ -87,9 +88,15 @@ def train(
         return _run(trainer, verify, quiet)
 
 
+def _check_seen(folder: Path) -> None:
+    if not (folder / ".lock").exists():
+        raise RunError(f"{folder} is not the same folder for all processes. Give an --out that every machine sees.")
+
+
 def _enter(folder: Path, resume: bool, stack: contextlib.ExitStack) -> bool:
     """Make the folder this run's own until the end; is there a run in it?"""
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / ".lock").touch()
     stack.enter_context(locked(folder))
     old = (folder / "run.json").exists()  # written last
     if old and not resume:
@@ -104,6 +111,8 @@ def _anew(config: Config, folder: Path, data: Data, network: nn.Module | None, r
     config, advised = resolve_head(config, len(parts.classes))
     scaling = Scaling.fit(data, parts.train, as_they_are=config.model == "none")
     about = describe(data, parts, scaling, network)
+    if len(set(ranks.gathered(about.data["fingerprint"]))) > 1:
+        raise RunError(f"{data.name} is not the same for all processes. Give every machine the same data.")
     trainer = _trainer(config, folder, data, parts, about, network, ranks)
     if config.init:
         found = find(Path(config.init), "best")
@@ -122,7 +131,7 @@ def _anew(config: Config, folder: Path, data: Data, network: nn.Module | None, r
 def _again(config: Config, folder: Path, data: Data, network: nn.Module | None, ranks: Ranks, tell: Say) -> Trainer:
     """The run that is there, at its last whole checkpoint."""
     about = About.read(folder)
-    check_same(folder, about, data, "Restore the data, or start a new run.")
+    ranks.together(lambda: check_same(folder, about, data, "Restore the data, or start a new run."))
     trainer = _trainer(config, folder, data, read_split(folder / "split.npz"), about, network, ranks)
     kept = folder / "checkpoints"
     found = checkpoint.load_last(kept, tell, held=trainer.held, ranks=ranks)
@@ -188,14 +197,14 @@ def _run(trainer: Trainer, verify: dict[str, Pairs], quiet: bool) -> Result:
                 monitor.say(f"the test part cannot be measured: {error}")
         for name, pairs in verify.items():
             metrics[name] = _verify(trainer, pairs)
+        text = json.dumps({"step": best.step, "best": best.state["best"], "metrics": metrics}, indent=1)
+        ranks.lead(lambda: write_text(folder / "result.json", text))
         ranks.lead(lambda: _save_thresholds(trainer, best.step, monitor.say))
         for kind, values in metrics.items():
             monitor.record(kind, trainer.total, config.epochs - 1, values)
-    for left_out in ranks.gathered(trainer.feed.bad):
-        for bad in left_out.values():
-            monitor.say(f"left out: {bad}")
-    text = json.dumps({"step": best.step, "best": best.state["best"], "metrics": metrics}, indent=1)
-    ranks.lead(lambda: write_text(folder / "result.json", text))
+    left_out = {where: bad for found in ranks.gathered(trainer.feed.bad) for where, bad in found.items()}
+    for bad in left_out.values():
+        monitor.say(f"left out: {bad}")
     return Result(folder, best.step, metrics)
 
 

@@ -27,7 +27,7 @@ from hypermargin.training.evaluation import MOST, decide
 from hypermargin.training.monitor import Monitor
 from hypermargin.training.optim import EMA, clip_gradients, create_optimizer, rate, set_rate
 from hypermargin.training.process import random_states, set_random_states, stop_signals
-from hypermargin.training.ranks import Ranks, sync_batch_norm
+from hypermargin.training.ranks import Ranks, least_rows, sync_batch_norm
 from hypermargin.training.slices import Slices, slices_of
 
 Group = tuple[Tensor, Rows]
@@ -54,8 +54,10 @@ class Trainer:
     ) -> None:
         self.config, self.data, self.split, self.scaling, self.folder = config, data, split, scaling, folder
         self.ranks, self.device = ranks, ranks.device(config.device)
+        if self.device.type == "cuda" and ranks.world > 1:  # else every process would also open the first GPU
+            torch.cuda.set_device(self.device)
         self.network = network = sync_batch_norm(network.to(self.device), ranks, self.device)
-        self.head = head.to(self.device)
+        self.head, self.least = head.to(self.device), least_rows(network, ranks)
         # Of several ranks, each measures by itself and all step together.
         self.forward: Callable[[Tensor], Tensor] = torch.compile(network) if config.compile else network
         self.together = ranks.wrapped(network, self.device)
@@ -74,6 +76,7 @@ class Trainer:
             head_weight_decay=config.head_weight_decay,
             momentum=config.momentum,
             sampled=config.sample_rate < 1,
+            half=config.precision == "float16",
         )
         for schedule in cast("list[Schedule]", head.schedules):
             schedule.drive(self.optimizer)
@@ -132,8 +135,12 @@ class Trainer:
         while self.position < len(order):
             groups = [next(feed) for _ in range(min(config.accumulate, len(order) - self.position))]
             *counts, told = self.ranks.sums([*(float(len(rows)) for _, rows in groups), float(bool(stop))])
-            # Unreadable samples may leave none, or one, on which batch normalisation cannot train.
-            enough = [(group, int(n)) for group, n in zip(groups, counts, strict=True) if n >= min(2, config.batch)]
+            # The end of an epoch, or unreadable samples, may leave too few for batch normalisation.
+            enough = [
+                (group, int(n))
+                for group, n in zip(groups, counts, strict=True)
+                if n >= min(self.least, config.batch)
+            ]
             if enough:
                 self._train_step([group for group, _ in enough], [n for _, n in enough])
                 seen += sum(n for _, n in enough)
@@ -247,18 +254,22 @@ class Trainer:
 
     # Measuring
 
-    @torch.no_grad()
     def embed(self, feed: Feed, rows: Rows) -> tuple[Tensor, Rows]:
-        """Features of samples without augmentation, and the rows that could be read."""
+        """Features of samples without augmentation, and the rows that could be read. Each rank does its share."""
+        features, read = zip(*self.ranks.gathered(self._embed_own(feed, rows)), strict=True)
+        return torch.cat(features), np.concatenate(read)
+
+    @torch.no_grad()
+    def _embed_own(self, feed: Feed, rows: Rows) -> tuple[Tensor, Rows]:
+        """This rank's share."""
         self.network.eval()
         mine = self.ranks.share(rows)
-        found = [
-            (self._features(self.scaling(raw), self.forward).float().cpu(), read)
-            for raw, read in feed(np.split(mine, range(256, len(mine), 256)))
-        ]
+        groups = np.split(mine, range(256, len(mine), 256))
+        found = self.ranks.together(
+            lambda: [(self._features(self.scaling(raw), self.forward).float().cpu(), r) for raw, r in feed(groups)]
+        )
         self.network.train()
-        everybodys = [part for parts in self.ranks.gathered(found) for part in parts]
-        return torch.cat([f for f, _ in everybodys]), np.concatenate([r for _, r in everybodys])
+        return torch.cat([f for f, _ in found]), np.concatenate([r for _, r in found])
 
     def averaged(self) -> contextlib.AbstractContextManager[None]:
         """Inside, network and head have their averaged weights, if there are any."""
@@ -272,15 +283,15 @@ class Trainer:
         if self.split.open_set:
             rows = at_most(rows, self.data.labels, most)
         with self.averaged():
-            features, rows = self.embed(self.feed, rows)
             if self.split.open_set:
-                return self.ranks.lead(lambda: self._open_set(features, rows))
-            mine = self.ranks.share(np.arange(len(rows)))
-            targets = self.targets[rows[mine]]
-            loss, taken = decide(self.head.eval(), features[torch.from_numpy(mine)], targets)
+                features, read = self.embed(self.feed, rows)
+                return self.ranks.lead(lambda: self._open_set(features, read))
+            features, read = self._embed_own(self.feed, rows)
+            targets = self.targets[read]
+            loss, taken = decide(self.head.eval(), features, targets)
             self.head.train()
-            right, loss = self.ranks.sums([float((taken == targets).sum()), loss])
-            return {"accuracy": right / len(rows), "loss": loss / len(rows)}
+            right, loss, samples = self.ranks.sums([float((taken == targets).sum()), loss, float(len(read))])
+            return {"accuracy": right / samples, "loss": loss / samples}
 
     def _open_set(self, features: Tensor, rows: Rows) -> dict[str, float]:
         features, labels = features.to(self.device), torch.from_numpy(self.data.labels[rows])

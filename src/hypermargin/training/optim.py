@@ -78,6 +78,7 @@ def create_optimizer(
     momentum: float = 0.9,
     nesterov: bool = False,
     sampled: bool = False,
+    half: bool = False,
 ) -> torch.optim.Optimizer:
     """SGD (decay added to the gradient) or AdamW (decay beside it), with up to four groups of parameters.
 
@@ -88,7 +89,8 @@ def create_optimizer(
 
     Frozen parameters are left out, and a parameter of both model and head is the head's. Each group has its
     "name" and its "base_lr" for `set_rate`. momentum and nesterov are SGD's. `sampled`: SampledSGD, for a head
-    of which only some classes take part in a step.
+    of which only some classes take part in a step. `half`: a GradScaler may leave steps out, which torch's fused
+    optimisers do not bear (SGD begins with memory as it was, AdamW with a scaler of several ranks fails).
     """
     checks.one_of("name", name, OPTIMIZERS)
     head_lr = lr if head_lr is None else head_lr
@@ -118,7 +120,7 @@ def create_optimizer(
     if sampled:
         return SampledSGD(chosen, lr, momentum=momentum, nesterov=nesterov)
     # One kernel for all parameters; a loop over them would take longer than the mathematics of a small network.
-    fused = all(p.device.type in ("cpu", "cuda") for group in chosen for p in group["params"])
+    fused = not half and all(p.device.type in ("cpu", "cuda") for group in chosen for p in group["params"])
     if name == "sgd":
         return torch.optim.SGD(chosen, lr=lr, momentum=momentum, nesterov=nesterov, fused=fused)
     return torch.optim.AdamW(chosen, lr=lr, fused=fused)

@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -68,14 +69,15 @@ class Ranks:
         if self.world == 1:
             return work()
         found: list[Any] = [None, None]
+        problem: Exception | None = None
         if self.rank == 0:
             try:
                 found[0] = work()
             except Exception as error:
-                found[1] = _sendable(error)
+                problem, found[1] = error, _sendable(error)
         dist.broadcast_object_list(found, src=0, group=self.group)
         if found[1] is not None:
-            raise found[1] if self.rank == 0 else _marked(found[1])
+            raise problem or _marked(found[1])
         answer: T = found[0]
         return answer
 
@@ -98,7 +100,9 @@ class Ranks:
 
     def device(self, name: str) -> torch.device:
         """The device of this rank: with "cuda", each on a machine has its own."""
-        if name == "cuda" and self.world > 1:
+        if self.world > 1 and name.startswith("cuda:"):
+            raise ValueError(f"device {name} is one GPU; with {self.world} processes give cuda, for one each.")
+        if self.world > 1 and name == "cuda":
             return torch.device("cuda", self.local % torch.cuda.device_count())
         return torch.device(name)
 
@@ -145,57 +149,56 @@ def joined(config: Config) -> Iterator[Ranks]:
     if world == 1 or config.shard_classes is False:
         yield Ranks()
         return
-    if not started:
-        several = torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        cuda = config.device.startswith(("cuda", "auto")) and torch.cuda.is_available()
-        # NCCL refuses two ranks on one GPU.
-        backend = "cpu:gloo,cuda:nccl" if cuda and several else "gloo"
-        if cuda:  # else every process would also open the first GPU
-            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-        dist.init_process_group(backend, timeout=timedelta(seconds=config.timeout))
-    try:
-        speaks = "gloo" in str(dist.get_backend_config())
-        group = dist.group.WORLD if speaks else dist.new_group(backend="gloo")
-        rank = dist.get_rank()
-        ranks = Ranks(rank, world, int(os.environ.get("LOCAL_RANK", rank)), group)
-        with _naming(ranks, config):
-            yield ranks
-    finally:
+    rank = dist.get_rank() if started else int(os.environ["RANK"])
+    local = int(os.environ.get("LOCAL_RANK", rank))
+    with _naming(rank, world, config):
+        timeout = timedelta(seconds=config.timeout)
         if not started:
-            dist.destroy_process_group()
+            each = torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+            cuda = config.device.startswith(("cuda", "auto")) and torch.cuda.is_available()
+            # NCCL refuses two ranks on one GPU.
+            dist.init_process_group("cpu:gloo,cuda:nccl" if cuda and each else "gloo", timeout=timeout)
+        try:
+            speaks = "gloo" in str(dist.get_backend_config())
+            group = dist.group.WORLD if speaks else dist.new_group(backend="gloo", timeout=timeout)
+            yield Ranks(rank, world, local, group)
+        finally:
+            if not started:
+                dist.destroy_process_group()
 
 
 @contextlib.contextmanager
-def _naming(ranks: Ranks, config: Config) -> Iterator[None]:
+def _naming(rank: int, world: int, config: Config) -> Iterator[None]:
     """Errors of messages that did not arrive, in words."""
     try:
         yield
     except RuntimeError as error:
-        # gloo's errors are plain RuntimeErrors, known by the file they name.
-        if not isinstance(error.__cause__ or error, dist.DistError) and "gloo" not in str(error).lower():
+        cause = error.__cause__ or error
+        # gloo's errors, and those of a timeout, are plain RuntimeErrors, known by their words alone.
+        plain = type(cause) is RuntimeError and re.search(r"gloo|timeout|connection", str(cause), re.IGNORECASE)
+        if not isinstance(cause, dist.DistError) and not plain:
             raise
         first = str(error).strip().splitlines()[0]
         raise LostRankError(
-            f"rank {ranks.rank} of {ranks.world} lost the others: one of them ended, or did not answer for "
-            f"{config.timeout:g} s. The first error in the outputs of all ranks says why. ({first[:200]})"
+            f"rank {rank} of {world} lost the others: one of them ended, or did not answer for {config.timeout:g} "
+            f"s. The first error in the outputs of all ranks says why. ({first[:200]})"
         ) from error
 
 
 class SyncedBatchNorm(nn.modules.batchnorm._BatchNorm):
     """Batch normalisation by the mean and variance of all ranks' rows, on the CPU, where torch has none.
 
-    With it the result does not depend on how many ranks share a batch, nor on how; one may have no rows.
+    With it the result does not depend on how many ranks share a batch, nor on how; one may have no rows. Without a
+    process group it is torch's.
     """
 
-    group: Group = None
-
     @classmethod
-    def like(cls, layer: nn.modules.batchnorm._BatchNorm, group: Group) -> SyncedBatchNorm:
+    def like(cls, layer: nn.modules.batchnorm._BatchNorm) -> SyncedBatchNorm:
         """In its place, with its parameters and buffers."""
         own = cls(layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats)
         own.weight, own.bias = layer.weight, layer.bias
         own.running_mean, own.running_var = layer.running_mean, layer.running_var
-        own.num_batches_tracked, own.training, own.group = layer.num_batches_tracked, layer.training, group
+        own.num_batches_tracked, own.training = layer.num_batches_tracked, layer.training
         return own
 
     def _check_input_dim(self, input: Tensor) -> None:
@@ -204,7 +207,7 @@ class SyncedBatchNorm(nn.modules.batchnorm._BatchNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         """As torch's layer does in one process."""
-        if not self.training:
+        if not self.training or not dist.is_initialized():
             return super().forward(input)
         self._check_input_dim(input)
         x = input.float() if input.dtype in (torch.float16, torch.bfloat16) else input
@@ -227,7 +230,7 @@ class SyncedBatchNorm(nn.modules.batchnorm._BatchNorm):
 
     def _sum(self, x: Tensor) -> Tensor:
         """Over the ranks; each uses it for its own rows, so gradients are summed too."""
-        return spread(sum_partial(x, self.group), self.group)
+        return spread(sum_partial(x, None), None)
 
     @torch.no_grad()
     def _remember(self, mean: Tensor, variance: Tensor) -> None:
@@ -241,14 +244,25 @@ class SyncedBatchNorm(nn.modules.batchnorm._BatchNorm):
 
 
 def sync_batch_norm(network: nn.Module, ranks: Ranks, device: torch.device) -> nn.Module:
-    """The same network, its batch normalisation over the rows of all ranks."""
+    """The same network, its batch normalisation over the rows of all ranks.
+
+    Only torch's own layers: a class derived from them (timm has such) may do more, which would be lost.
+    """
     if ranks.world == 1:
         return network
-    if device.type == "cuda":
-        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(network)  # type: ignore[no-untyped-call]
+    if type(network) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
+        layer = cast("nn.modules.batchnorm._BatchNorm", network)
+        if device.type != "cuda":
+            return SyncedBatchNorm.like(layer)
+        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(layer)  # type: ignore[no-untyped-call]
         return converted
-    if isinstance(network, nn.modules.batchnorm._BatchNorm):
-        return SyncedBatchNorm.like(network, ranks.group)
     for name, child in network.named_children():
         network.add_module(name, sync_batch_norm(child, ranks, device))
     return network
+
+
+def least_rows(network: nn.Module, ranks: Ranks) -> int:
+    """Of a batch that can be trained on: batch normalisation needs two, and one that is left to each rank two there."""
+    norms = (layer for layer in network.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm))
+    alone = any(not isinstance(layer, SyncedBatchNorm | nn.SyncBatchNorm) for layer in norms)
+    return 2 * ranks.world if alone else 2

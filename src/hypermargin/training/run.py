@@ -248,7 +248,7 @@ def find(
         return last
     try:
         path = folder / "checkpoints" / f"step-{best['step']:08d}"
-        return ranks.together(lambda: checkpoint.load(path, held=held))
+        return checkpoint.load(path, held=held, ranks=ranks)
     except checkpoint.CheckpointError:
         return last
 

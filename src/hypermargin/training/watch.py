@@ -97,7 +97,8 @@ def diagnose(
     """Which rows of the batch are not finite, and what is the likely reason."""
 
     def bad(t: Tensor) -> Tensor:
-        return ~t.detach().reshape(len(t), -1).isfinite().all(1)
+        finite = t.detach().isfinite()
+        return ~(finite.flatten(1).all(1) if t.dim() > 1 else finite)
 
     ruined = [name for name, p in network.named_parameters() if not bool(p.isfinite().all())]
     if bool(bad(inputs).any()):
