@@ -57,7 +57,7 @@ class Trainer:
         if self.device.type == "cuda" and ranks.world > 1:  # else every process would also open the first GPU
             torch.cuda.set_device(self.device)
         self.network = network = sync_batch_norm(network.to(self.device), ranks, self.device)
-        self.head, self.least = head.to(self.device), least_rows(network, ranks)
+        self.head, self.least = head.to(self.device), min(least_rows(network, ranks), config.batch)
         # Of several ranks, each measures by itself and all step together.
         self.forward: Callable[[Tensor], Tensor] = torch.compile(network) if config.compile else network
         self.together = ranks.wrapped(network, self.device)
@@ -136,11 +136,7 @@ class Trainer:
             groups = [next(feed) for _ in range(min(config.accumulate, len(order) - self.position))]
             *counts, told = self.ranks.sums([*(float(len(rows)) for _, rows in groups), float(bool(stop))])
             # The end of an epoch, or unreadable samples, may leave too few for batch normalisation.
-            enough = [
-                (group, int(n))
-                for group, n in zip(groups, counts, strict=True)
-                if n >= min(self.least, config.batch)
-            ]
+            enough = [(group, int(n)) for group, n in zip(groups, counts, strict=True) if n >= self.least]
             if enough:
                 self._train_step([group for group, _ in enough], [n for _, n in enough])
                 seen += sum(n for _, n in enough)

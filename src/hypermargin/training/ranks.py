@@ -262,7 +262,7 @@ def sync_batch_norm(network: nn.Module, ranks: Ranks, device: torch.device) -> n
 
 
 def least_rows(network: nn.Module, ranks: Ranks) -> int:
-    """Of a batch that can be trained on: batch normalisation needs two, and one that is left to each rank two there."""
+    """Of a batch that can be trained on: batch normalisation needs two, on every rank if it is left to each."""
     norms = (layer for layer in network.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm))
     alone = any(not isinstance(layer, SyncedBatchNorm | nn.SyncBatchNorm) for layer in norms)
     return 2 * ranks.world if alone else 2
