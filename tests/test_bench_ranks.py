@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hypermargin import cli
-from hypermargin.bench import ranks
+from hypermargin.bench import partial, ranks
 from hypermargin.bench.crew import RankError
 from hypermargin.scores import traffic
 
@@ -155,3 +155,17 @@ def test_help_and_a_failure_on_the_command_line(monkeypatch, capsys):
         cli.main()
     assert end.value.code == 1
     assert "Error: rank 1 of 2 failed" in capsys.readouterr().err
+
+
+def test_a_sample_of_the_classes(tmp_path):
+    """The correction brings Σ exp z nearer, at every rate; the table says what the numbers say."""
+    found = partial.run(tmp_path, lambda _: None, classes=3000, steps=2, draws=3)
+    assert json.loads((tmp_path / "partial-fc.json").read_text())["estimates"] == found["estimates"]
+    for as_published, corrected in zip(found["estimates"][::2], found["estimates"][1::2], strict=True):
+        assert not as_published["correct"]
+        assert corrected["correct"]
+        assert as_published["bias"] < corrected["bias"] < 0.1
+        assert as_published["gap"] < corrected["gap"]
+    text = (tmp_path / "partial-fc.md").read_text()
+    assert text.count("| first |") == text.count("| trained |") == 6
+    assert [row["rate"] for row in found["trained"]] == [1, 0.3, 0.3, 0.1, 0.1, 0.03, 0.03]

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import team
 import torch
-from team import assert_close, final, network, run
+from team import assert_close, final, network
 from torch import nn
 
 import hypermargin as hm
@@ -51,7 +51,7 @@ def alone(tmp_path_factory):
         key = json.dumps(settings, sort_keys=True)
         if key not in done:
             done[key] = tmp_path_factory.mktemp("alone") / "run"
-            run(settings, done[key])
+            team.run(settings, done[key])
         return done[key]
 
     return get
@@ -90,7 +90,7 @@ def copy_of(folder, tmp_path):
 def test_resumed_by_any_number(world, by_four, alone, tmp_path):
     folder, settings = copy_of(by_four[0], tmp_path), by_four[1]
     if world == 1:
-        run(settings, folder, True)
+        team.run(settings, folder, True)
     else:
         in_ranks(world, settings, folder, True)
     assert_close(alone(settings), folder)
@@ -136,7 +136,7 @@ def absent(folder):
     if torch.distributed.get_rank() == 1:
         time.sleep(4)
         return None
-    return run({"timeout": 2.0}, folder)
+    return team.run({"timeout": 2.0}, folder)
 
 
 def test_the_checkpoint_is_torchs(by_four, tmp_path):
@@ -219,7 +219,7 @@ def with_a_full_disk(folder):
             raise OSError(28, "No space left on device")
 
         dcp.FileSystemWriter.write_data = full
-    return run(RUNS["softmax"], folder)
+    return team.run(RUNS["softmax"], folder)
 
 
 def test_batch_normalisation_of_all_ranks():
@@ -287,7 +287,7 @@ def told(folder):
     from hypermargin.training.ranks import of_another
 
     try:
-        return run({}, folder)
+        return team.run({}, folder)
     except RuntimeError as error:
         return "" if of_another(error) else str(error)
 
@@ -333,6 +333,13 @@ def test_alone_everything_is_said_to_oneself():
     assert one.gathered("x") == ["x"]
     assert one.lead(lambda: 3) == one.together(lambda: 3) == 3
     assert not one.any(False)
+
+
+def test_the_command_asks_for_a_folder(run, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    code, _, said = run("train")
+    assert code == 2
+    assert "several processes need --out" in said
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ Examples:
   hypermargin train --data faces/train.rec --model iresnet50 --optimizer sgd --batch 512 --precision bfloat16
   hypermargin train --data embeddings.npz --head cosface
   hypermargin train --config run.toml --out runs/photos --resume
-  torchrun --nproc-per-node 8 -m hypermargin train --data faces/train.rec --optimizer sgd --sample-rate 0.1
+  torchrun --nproc-per-node 8 -m hypermargin train --data faces/train.rec --optimizer sgd --out runs/faces
 """
 
 
@@ -44,6 +44,8 @@ def run(config: Path | None, out: Path | None, resume: bool, quiet: bool, **flag
     with plain_errors():
         given = given_settings(config, flags)
         settings = from_dict(given, str(config or "flags"))
+        if out is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise ValueError("several processes need --out, the run's folder: each would choose one for itself.")
         folder = out or _new_folder(settings)
         if resume and (folder / "run.json").exists():
             saved = from_dict(read_toml(folder / "config.toml"), str(folder / "config.toml"))
