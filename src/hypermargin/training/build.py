@@ -19,6 +19,7 @@ from hypermargin.schedule import Alternation, LambdaAnnealing, MarginWarmup, Sch
 from hypermargin.scores.sampling import PartialFC
 from hypermargin.scores.sharded import Part, Shard
 from hypermargin.training.config import Config, call
+from hypermargin.training.optim import rate
 from hypermargin.training.process import cores
 
 SCHEDULES: dict[str, type[Schedule]] = {
@@ -156,6 +157,20 @@ def _schedules(config: Config) -> list[Schedule] | None:
         except TypeError as error:
             raise ValueError(f"schedule {text!r}: {error}.") from None
     return found
+
+
+def rate_at(config: Config, step: int, total: int, per_epoch: int) -> float:
+    """The factor on the learning rate in a step of `total`."""
+    return rate(
+        step,
+        total=total,
+        warmup=min(total, round(config.lr_warmup * per_epoch)),
+        schedule=config.lr_schedule,
+        power=config.lr_power,
+        milestones=config.lr_milestones,
+        gamma=config.lr_gamma,
+        floor=config.lr_floor,
+    )
 
 
 def start_from(network: nn.Module, weights: dict[str, torch.Tensor], where: str) -> None:

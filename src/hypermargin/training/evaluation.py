@@ -16,6 +16,7 @@ from hypermargin import checks
 from hypermargin.data import Data, Feed, Pairs, Split, at_most, decode_once, open_pairs
 from hypermargin.data.base import Rows, Say
 from hypermargin.evaluate import Geometry, Thresholds, geometry, verification
+from hypermargin.evaluate.identification import identification
 from hypermargin.evaluate.pairs import Truth
 from hypermargin.head import MarginHead
 from hypermargin.margins import Margin, number_fields
@@ -159,6 +160,17 @@ class Classification:
     accuracy: float
     loss: float
     confused: tuple[tuple[str, str, int], ...]
+
+
+def compare_all(features: Tensor, labels: Tensor) -> dict[str, float]:
+    """Of identities that training did not see: EER, TAR at FAR = 1e-3 and AUC of all pairs, and rank-1."""
+    pairs = verification(features, labels)
+    return {
+        "eer": pairs.eer,
+        "tar": pairs.tar[1e-3],
+        "auc": pairs.auc,
+        "rank1": identification(features, labels, (1,)).rank[1],
+    }
 
 
 @torch.no_grad()

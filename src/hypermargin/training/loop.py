@@ -15,17 +15,16 @@ from torch import Tensor, nn
 
 from hypermargin.data import Augment, Data, Feed, Scaling, Split, at_most, batches
 from hypermargin.data.base import Rows
-from hypermargin.evaluate.identification import identification
-from hypermargin.evaluate.verification import verification
 from hypermargin.files import replacing
 from hypermargin.head import MarginHead
 from hypermargin.schedule import Schedule
 from hypermargin.training import checkpoint, watch
+from hypermargin.training.build import rate_at
 from hypermargin.training.checkpoint import Checkpoint, CheckpointError
 from hypermargin.training.config import Config
-from hypermargin.training.evaluation import MOST, decide
+from hypermargin.training.evaluation import MOST, compare_all, decide
 from hypermargin.training.monitor import Monitor
-from hypermargin.training.optim import EMA, clip_gradients, create_optimizer, rate, set_rate
+from hypermargin.training.optim import EMA, clip_gradients, create_optimizer, set_rate
 from hypermargin.training.process import random_states, set_random_states, stop_signals
 from hypermargin.training.ranks import Ranks, least_rows, sync_batch_norm
 from hypermargin.training.slices import Slices, slices_of
@@ -159,10 +158,7 @@ class Trainer:
 
     def _means(self) -> watch.Window:
         """The window over all ranks."""
-        every = watch.Window()
-        for sums in self.ranks.gathered(self.window.sums):
-            every.merge(sums)
-        return every
+        return watch.Window.of(self.ranks.gathered(self.window.sums))
 
     def _train_step(self, groups: list[Group], counts: list[int]) -> None:
         """One optimiser step on one or more batches, whose losses are weighted by their rows on all ranks."""
@@ -182,16 +178,7 @@ class Trainer:
                 if self.step % min(config.watch, config.log) == 0:
                     self.window.add(len(rows), **watch.look(self.head, features, labels))
                 self.scaler.scale(loss * (count / sum(counts))).backward()
-        factor = rate(
-            self.step,
-            total=self.total,
-            warmup=min(self.total, round(config.lr_warmup * self.per_epoch)),
-            schedule=config.lr_schedule,
-            power=config.lr_power,
-            milestones=config.lr_milestones,
-            gamma=config.lr_gamma,
-            floor=config.lr_floor,
-        )
+        factor = rate_at(config, self.step, self.total, self.per_epoch)
         set_rate(self.optimizer, factor)
         if config.clip:
             self.scaler.unscale_(self.optimizer)
@@ -281,23 +268,14 @@ class Trainer:
         with self.averaged():
             if self.split.open_set:
                 features, read = self.embed(self.feed, rows)
-                return self.ranks.lead(lambda: self._open_set(features, read))
+                labels = torch.from_numpy(self.data.labels[read])
+                return self.ranks.lead(lambda: compare_all(features.to(self.device), labels))
             features, read = self._embed_own(self.feed, rows)
             targets = self.targets[read]
             loss, taken = decide(self.head.eval(), features, targets)
             self.head.train()
             right, loss, samples = self.ranks.sums([float((taken == targets).sum()), loss, float(len(read))])
             return {"accuracy": right / samples, "loss": loss / samples}
-
-    def _open_set(self, features: Tensor, rows: Rows) -> dict[str, float]:
-        features, labels = features.to(self.device), torch.from_numpy(self.data.labels[rows])
-        pairs = verification(features, labels)
-        return {
-            "eer": pairs.eer,
-            "tar": pairs.tar[1e-3],
-            "auc": pairs.auc,
-            "rank1": identification(features, labels, (1,)).rank[1],
-        }
 
     def _validate(self, monitor: Monitor) -> None:
         if not len(self.split.validation):

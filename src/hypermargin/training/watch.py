@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -29,10 +30,14 @@ class Window:
         for name, value in values.items():
             self._add(name, weight * value, weight)
 
-    def merge(self, sums: dict[str, list[float]]) -> None:
-        """The sums of another window besides."""
-        for name, (total, weight) in sums.items():
-            self._add(name, total, weight)
+    @classmethod
+    def of(cls, windows: Sequence[dict[str, list[float]]]) -> Window:
+        """The sums of several windows together."""
+        every = cls()
+        for sums in windows:
+            for name, (total, weight) in sums.items():
+                every._add(name, total, weight)
+        return every
 
     def _add(self, name: str, total: float, weight: float) -> None:
         sums = self.sums.setdefault(name, [0.0, 0.0])
