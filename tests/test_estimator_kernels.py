@@ -190,3 +190,11 @@ def test_import_vectors_of_everything_are_the_exact_kernel():
     np.testing.assert_allclose(every.predict_proba(X), exact.predict_proba(X), atol=1e-3)
     without = MarginSoftmaxClassifier(kernel="rbf", approximation="import", n_components=5, fit_intercept=False)
     assert without.fit(X, y).score(X, y) > 0.85
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_a_kernel_of_large_values_is_still_a_square():
+    """k(x, x) near 1e9 is rounded by 1e-7, which is no sign that the kernel is none."""
+    rng = np.random.default_rng(0)
+    X, y = 30 * rng.normal(size=(100, 2)), rng.integers(0, 2, 100)
+    MarginSoftmaxClassifier(kernel="poly", gamma=1.0, max_iter=5).fit(X, y)

@@ -121,7 +121,7 @@ class Landmarks:
         factor, order = np.tril(factor[:, :rank]), order - 1
         features = np.empty_like(factor, order="C")
         features[order] = factor
-        check_span(kernel.diagonal(X) - row_norms(features) ** 2)
+        check_span(kernel.diagonal(X), features)
         return Landmarks.of(kernel, X, order[:rank], factor[:rank]), features
 
     @staticmethod
@@ -193,9 +193,10 @@ def check_kernel_matrix(K: Array) -> None:
         raise ValueError("kernel must be positive semi-definite; k(x, x) is negative for a training point.")
 
 
-def check_span(left: Array) -> None:
-    """What is left of k(x, x) outside the span of the landmarks: a square."""
-    if float(left.min()) < -1e-6 * max(1.0, float(np.abs(left).max())):
+def check_span(squares: Array, features: Array) -> None:
+    """What is left of k(x, x) outside the span of the landmarks is a square, but for rounding of k(x, x)."""
+    left = squares - row_norms(features) ** 2
+    if float(left.min()) < -1e-6 * max(1.0, float(squares.max())):
         raise ValueError(
             "kernel must be positive semi-definite, some ⟨φ(x), φ(y)⟩; on the training data it is not: a sample "
             f"would have a squared length of {float(left.min()):.3g} outside the span of others."
