@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from torch import nn
 
 import hypermargin as hm
 from hypermargin.training import Config, checkpoint, load, train
-from hypermargin.training.ranks import Ranks, SyncedBatchNorm
+from hypermargin.training.ranks import Ranks, SyncedBatchNorm, least_rows, sync_batch_norm
 
 # Each holds something by class, or in common, that must find its way: momentum, averages, a bias, a learned s or m.
 RUNS = {
@@ -324,6 +325,35 @@ def with_other_data(folder):
     if torch.distributed.get_rank() == 1:
         found.labels[:2] = found.labels[:2][::-1].copy()
     return train(Config(**team.BASE), folder, data=found, network=network(), quiet=True).metrics
+
+
+def test_another_folder_on_one_rank(tmp_path):
+    """The same name on two machines that share no disk."""
+    said = team.ranks(2, "test_ranks", "in_a_folder_of_its_own", tmp_path)
+    assert all(words.startswith("RunError: run is not the same folder for all processes") for words in said), said
+
+
+def in_a_folder_of_its_own(folder):
+    there = folder / str(torch.distributed.get_rank())
+    there.mkdir()
+    os.chdir(there)
+    return team.run({}, Path("run"))
+
+
+class Activated(nn.BatchNorm1d):
+    """As timm has them."""
+
+    def forward(self, x):
+        return torch.relu(super().forward(x))
+
+
+def test_a_layer_derived_from_batch_normalisation_stays_what_it_is():
+    network = nn.Sequential(nn.BatchNorm1d(3), nn.Sequential(Activated(3)))
+    two, cpu = Ranks(0, 2), torch.device("cpu")
+    made = sync_batch_norm(network, two, cpu)
+    assert [type(layer) for layer in (made[0], made[1][0])] == [SyncedBatchNorm, Activated]
+    assert least_rows(made, two) == 4  # it needs two rows on each rank
+    assert least_rows(made[0], two) == 2
 
 
 def test_alone_everything_is_said_to_oneself():
