@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from hypermargin.bench.partial import run
+from benchmarks.suite.partial import run
 
 if __name__ == "__main__":
     run(Path("benchmarks/results"))

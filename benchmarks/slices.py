@@ -5,7 +5,7 @@ It needs torch and numpy alone, as a GPU machine may not have the command line's
 
 from pathlib import Path
 
-from hypermargin.bench.slices import run
+from benchmarks.suite.slices import run
 
 if __name__ == "__main__":
     run(Path("benchmarks/results"))

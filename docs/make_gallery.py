@@ -10,9 +10,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from hypermargin import explorer
 from hypermargin.files import write_text
-from hypermargin.plots import Display, animate, pictures
+from hypermargin.plots import Display, animate, explorer, pictures
 from hypermargin.plots.learned import frames
 
 DOCS = Path(__file__).resolve().parent

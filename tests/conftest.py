@@ -13,9 +13,9 @@ from browser import chromium  # noqa: F401  # the fixture `browser`
 from hypothesis import HealthCheck, settings
 
 from hypermargin import cli, margins
+from hypermargin.backends import BACKENDS, Chunked
 from hypermargin.margins import ArcFace, Combined, Piecewise, SphereFace
 from hypermargin.margins.arcface import BEYOND
-from hypermargin.scores import BACKENDS, Chunked
 
 settings.register_profile(
     "repeatable", derandomize=True, deadline=None, max_examples=12, suppress_health_check=list(HealthCheck)

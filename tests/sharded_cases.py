@@ -19,9 +19,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hypermargin as hm
 from hypermargin import margins, schedule
+from hypermargin.backends import Chunked
 from hypermargin.margins import ArcFace, Combined, CosFace, NoMargin, SphereFace
-from hypermargin.scores import Chunked, collective
-from hypermargin.scores.sharded import class_range
+from hypermargin.parallel import messages as collective
+from hypermargin.parallel.shard import class_range
 
 EVERY = (1, 2, 3, 4)
 D = 5
@@ -323,7 +324,7 @@ def logits_probabilities_and_scores(ranks):
         close(many.predict_proba(x[own]), one.predict_proba(x)[own], "probabilities")
         y[0] = -100
         for name, ours, right in zip(
-            hm.scores.Scores._fields, many.scores(x[own], y[own]), one.scores(x, y), strict=True
+            hm.backends.Scores._fields, many.scores(x[own], y[own]), one.scores(x, y), strict=True
         ):
             if right is not None:
                 close(ours, right[own], name)
@@ -357,7 +358,7 @@ def half_precision(ranks):
 @case(*EVERY)
 def first_weights_do_not_depend_on_the_ranks(ranks):
     for classes in (3, 2500):
-        alone = hm.scores.sharded.Part(classes, 0, classes)
+        alone = hm.parallel.shard.Part(classes, 0, classes)
         whole = torch.empty(classes, D)
         alone.first_weights(whole, D**-0.5)
         head = hm.MarginHead(D, classes, ArcFace(), shard=hm.Shard(ranks.group))
@@ -386,7 +387,7 @@ def saved_and_loaded(ranks):
     assert "scale=8" in repr(empty)
     empty.to_empty(device="cpu").reset_parameters()
     whole = torch.empty(7, D)
-    hm.scores.sharded.Part(7, 0, 7).first_weights(whole, D**-0.5)
+    hm.parallel.shard.Part(7, 0, 7).first_weights(whole, D**-0.5)
     assert torch.equal(empty.weight, whole[mine])
     assert (empty.scale, empty.sampled_steps, tuple(empty.classes_held)) == (8, 0, many.part.numbers)
     state["classes_held"][0] += 1
@@ -512,7 +513,7 @@ def what_is_sent_is_what_was_counted(ranks):
             x, y = torch.randn(3, D, requires_grad=True), torch.tensor([0, 3, 6])
             sent.clear()
             head(x, y, mix=(y, 0.5) if "labels" in options else None).backward()
-            right = hm.scores.traffic(3, D, ranks.world, **options)
+            right = hm.parallel.traffic(3, D, ranks.world, **options)
             assert math.isclose(sum(sent), right.total + right.gradient), (options, sent, right)
     finally:
         collective._run = run

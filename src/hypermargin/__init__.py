@@ -4,25 +4,26 @@ from typing import TYPE_CHECKING, Any
 
 from hypermargin import (
     advise,
+    backends,
     data,
+    deploy,
     evaluate,
+    heads,
     hinge,
-    life,
     margins,
+    parallel,
     plots,
     schedule,
-    scores,
-    shipping,
     testing,
     training,
 )
+from hypermargin.backends import explain_backend
 from hypermargin.family import create_head, list_heads
 from hypermargin.functional import margin_cross_entropy, margin_softmax
 from hypermargin.head import MarginHead
 from hypermargin.optim import FusedSGD, SampledSGD
-from hypermargin.scores import explain_backend
-from hypermargin.scores.sampling import PartialFC
-from hypermargin.scores.sharded import Shard
+from hypermargin.parallel.partial_fc import PartialFC
+from hypermargin.parallel.shard import Shard
 from hypermargin.training import load
 
 if TYPE_CHECKING:
@@ -38,21 +39,22 @@ __all__ = [
     "SampledSGD",
     "Shard",
     "advise",
+    "backends",
     "create_head",
     "data",
+    "deploy",
     "evaluate",
     "explain_backend",
+    "heads",
     "hinge",
-    "life",
     "list_heads",
     "load",
     "margin_cross_entropy",
     "margin_softmax",
     "margins",
+    "parallel",
     "plots",
     "schedule",
-    "scores",
-    "shipping",
     "testing",
     "training",
 ]

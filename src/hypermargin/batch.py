@@ -10,8 +10,8 @@ from torch import Tensor
 
 from hypermargin import checks
 from hypermargin.numerics import wide_dtype, widen
-from hypermargin.scores.collective import Rows, gather_rows
-from hypermargin.scores.sharded import Part
+from hypermargin.parallel.messages import Rows, gather_rows
+from hypermargin.parallel.shard import Part
 
 
 class Given(NamedTuple):

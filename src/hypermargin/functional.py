@@ -8,15 +8,15 @@ from typing import Literal
 from torch import Tensor
 
 from hypermargin import checks
+from hypermargin.backends import Backend
+from hypermargin.backends.held import look_up
 from hypermargin.batch import axes_of, given
 from hypermargin.margins import Margin
 from hypermargin.numerics import full_precision, log_add_exp, log_sum_exp, softplus, wide_dtype, widen
 from hypermargin.optim import FusedSGD
-from hypermargin.scores import Backend
-from hypermargin.scores.collective import own_rows
-from hypermargin.scores.held import look_up
-from hypermargin.scores.sampling import Sampling
-from hypermargin.scores.sharded import Part
+from hypermargin.parallel.messages import own_rows
+from hypermargin.parallel.partial_fc import Sampling
+from hypermargin.parallel.shard import Part
 from hypermargin.scoring import column, scores_of
 
 Reduction = Literal["mean", "sum", "none"]

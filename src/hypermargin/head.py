@@ -11,16 +11,16 @@ from torch import Tensor, nn
 
 from hypermargin import checks
 from hypermargin.advise import adacos_scale, smallest_scale
+from hypermargin.backends import BACKENDS, Backend, Scores
 from hypermargin.batch import given
 from hypermargin.functional import Gradient, Reduction, margin_softmax
 from hypermargin.margins import Margin
 from hypermargin.numerics import bounded, constant, snapshot, wide_dtype, widen
 from hypermargin.optim import FusedSGD
+from hypermargin.parallel.messages import Rows
+from hypermargin.parallel.partial_fc import PartialFC, Sampling
+from hypermargin.parallel.shard import Part, Reading, Shard
 from hypermargin.schedule import Adjustment, Alternation, Schedule
-from hypermargin.scores import BACKENDS, Backend, Scores
-from hypermargin.scores.collective import Rows
-from hypermargin.scores.sampling import PartialFC, Sampling
-from hypermargin.scores.sharded import Part, Reading, Shard
 from hypermargin.scoring import adacos_step, logits_of, scores_of, watched
 
 AUTOMATIC_SCALES = ("adacos", "adacos-dynamic")

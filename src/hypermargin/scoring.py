@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hypermargin.backends import Backend, Scores, choose, scores
+from hypermargin.backends.held import Held, held_by, whole
 from hypermargin.batch import Given
 from hypermargin.numerics import constant, fit, full_precision, polar, unit, wide_dtype, widen
 from hypermargin.optim import FusedSGD
-from hypermargin.scores import Backend, Scores, choose, scores
-from hypermargin.scores.collective import Rows, join, own_rows
-from hypermargin.scores.held import Held, held_by, whole
-from hypermargin.scores.sampling import Sampling
-from hypermargin.scores.sharded import Part
+from hypermargin.parallel.messages import Rows, join, own_rows
+from hypermargin.parallel.partial_fc import Sampling
+from hypermargin.parallel.shard import Part
 
 
 class Batch(NamedTuple):

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hypermargin.backends import Rivals
+from hypermargin.backends.dense import dense_rivals
 from hypermargin.margins import Margin, Piecewise
-from hypermargin.scores import Rivals
-from hypermargin.scores.dense import dense_rivals
 
 __all__ = ["LAWS", "LawBroken", "broken_laws", "check_backend", "check_margin"]
 

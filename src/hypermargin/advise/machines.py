@@ -10,7 +10,7 @@ from bisect import bisect
 from typing import NamedTuple
 
 from hypermargin import checks
-from hypermargin.scores.traffic import Traffic, traffic
+from hypermargin.parallel.traffic import Traffic, traffic
 
 # Nanoseconds a class, forward and backward, by the rows of all ranks: d = 512, bfloat16 products, float32 weight.
 RECOMPUTED = {128: 4.645, 1024: 10.43, 4096: 33.21, 8192: 63.06, 16384: 125.2, 32768: 295.8, 65536: 640.8}

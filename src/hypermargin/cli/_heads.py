@@ -20,7 +20,7 @@ from hypermargin.cli._tables import Section
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hypermargin.life import Pair, Weights
+    from hypermargin.heads import Pair, Weights
 
 MOST = 10**7  # ids in a range
 
@@ -73,14 +73,14 @@ def complaints() -> Iterator[None]:
 
 def read(files: list[Path], shared: Shared) -> Weights:
     """What the command works on."""
-    from hypermargin import life
+    from hypermargin import heads
 
-    return life.read(files, prefix=shared.prefix, classes=shared.classes)
+    return heads.read(files, prefix=shared.prefix, classes=shared.classes)
 
 
 def finish(weights: Weights, before: int, ids: Tensor, out: Path, ids_out: Path | None, shared: Shared) -> None:
     """The end of resize and merge."""
-    from hypermargin.shipping.formats import free_path
+    from hypermargin.deploy.formats import free_path
 
     if ids_out is not None:
         free_path("--ids-out", ids_out, (".csv",), shared.force)
@@ -102,14 +102,14 @@ def put(
     before: int | None = None,
 ) -> None:
     """Write the files, or say what they would be."""
-    from hypermargin import life
+    from hypermargin import heads
 
     if format is None and out.is_dir():
         raise ValueError(
             f"--out: {out} is a folder. Name a file; for insightface's shards, head export makes them."
         )
     flags = {"rows_only": shared.rows_only, "replace": shared.force, "dry_run": shared.dry_run}
-    outputs = life.write(weights, out, format=format, shards=shards, **flags)
+    outputs = heads.write(weights, out, format=format, shards=shards, **flags)
     if before is not None:
         say("classes", f"{before:,} to {weights.classes:,}")
     written = {"weight"} if format == "metric-learning" else set(outputs[0].entries)

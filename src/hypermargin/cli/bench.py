@@ -43,8 +43,8 @@ def head(
       hypermargin bench head --device cuda --precision bfloat16 --rows 1024 --classes 1000000
       hypermargin bench head --only "chunked,textbook"
     """
+    from benchmarks.suite.head import as_markdown, run
     from hypermargin import checks
-    from hypermargin.bench.head import as_markdown, run
 
     with plain_errors():
         checks.one_of("--device", device, ("cpu", "cuda"))
@@ -69,8 +69,8 @@ def fused(
       hypermargin bench fused
       hypermargin bench fused --out results
     """
-    from hypermargin.bench.fused import run
-    from hypermargin.bench.fused_tables import as_markdown
+    from benchmarks.suite.fused import run
+    from benchmarks.suite.fused_tables import as_markdown
 
     with plain_errors(), _saying() as say:
         result = run(out, say, rounds=rounds)
@@ -93,7 +93,7 @@ def loader(
       hypermargin bench loader
       hypermargin bench loader --images 20000 --workers 8 --out results
     """
-    from hypermargin.bench.loader import as_markdown, run
+    from benchmarks.suite.loader import as_markdown, run
 
     with plain_errors(), _saying() as say:
         result = run(images, size, workers, threads=threads, rounds=rounds, out=out, say=say)
@@ -115,7 +115,7 @@ def step(
       hypermargin bench step --only mlp --rounds 20
       hypermargin bench step --out results
     """
-    from hypermargin.bench.step import CASES, as_markdown, run
+    from benchmarks.suite.step import CASES, as_markdown, run
 
     with plain_errors(), _saying() as say:
         cases = tuple(case for case in CASES if only in case.name)
@@ -141,7 +141,7 @@ def evaluate(
       hypermargin bench evaluate --samples 10000
       hypermargin bench evaluate --out results
     """
-    from hypermargin.bench.evaluate import as_markdown, run
+    from benchmarks.suite.evaluate import as_markdown, run
 
     with plain_errors(), _saying() as say:
         result = run(samples, dim, device=device, threads=threads, rounds=rounds, out=out, say=say)
@@ -166,9 +166,9 @@ def ranks(
       hypermargin bench ranks --classes 20000 --worlds 1,2 --rows 64
       hypermargin bench ranks --out results
     """
-    from hypermargin.bench.crew import RankError
-    from hypermargin.bench.ranks import run
-    from hypermargin.bench.ranks_tables import as_markdown
+    from benchmarks.suite.crew import RankError
+    from benchmarks.suite.ranks import run
+    from benchmarks.suite.ranks_tables import as_markdown
 
     with plain_errors(), _saying() as say:
         try:
@@ -207,8 +207,8 @@ def shallow(
       hypermargin bench shallow --out results
       hypermargin bench shallow --part time --out results
     """
-    from hypermargin.bench.shallow import run
-    from hypermargin.bench.shallow_tables import as_markdown
+    from benchmarks.suite.shallow import run
+    from benchmarks.suite.shallow_tables import as_markdown
 
     with plain_errors(), _saying() as say:
         result = run(part or (), data or (), repeats=repeats, quick=quick, out=out, say=say)

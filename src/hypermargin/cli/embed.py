@@ -32,10 +32,10 @@ def embed(
       hypermargin embed runs/first face.jpg -o face.npy
       hypermargin embed first.onnx photos/ -o photos.npz --on-bad skip
     """
-    from hypermargin.shipping import embed as compute
-    from hypermargin.shipping import open_model
-    from hypermargin.shipping.embedding import ENDINGS
-    from hypermargin.shipping.formats import free_path
+    from hypermargin.deploy import embed as compute
+    from hypermargin.deploy import open_model
+    from hypermargin.deploy.embedding import ENDINGS
+    from hypermargin.deploy.formats import free_path
     from hypermargin.training import RunError
     from hypermargin.training.monitor import say
 

@@ -42,7 +42,7 @@ def evaluate(
       hypermargin evaluate scores.npz --confidence 0.99
     """
     from hypermargin.cli._findings import Findings
-    from hypermargin.shipping.metadata import now, versions
+    from hypermargin.deploy.metadata import now, versions
     from hypermargin.training import RunError
 
     found = Findings(confidence or None)
@@ -84,8 +84,8 @@ def _run(
 ) -> None:  # fmt: skip
     """A part of the run's own data, or all of other data; and pairs."""
     from hypermargin import checks
+    from hypermargin.deploy.model import find_device
     from hypermargin.evaluate import Thresholds
-    from hypermargin.shipping.model import find_device
     from hypermargin.training import load
     from hypermargin.training.evaluation import MOST, PARTS, choose_thresholds, open_parts, read_pairs
     from hypermargin.training.monitor import say
@@ -123,7 +123,7 @@ def _other_data(trained: Trained, data: str, most: int, progress: Any) -> tuple[
     import torch
 
     from hypermargin.data import at_most
-    from hypermargin.shipping import embed, open_model
+    from hypermargin.deploy import embed, open_model
     from hypermargin.training.monitor import say
 
     found = embed(open_model(trained), data, on_bad=trained.config.on_bad, raw=True, say=say, progress=progress)
@@ -142,8 +142,8 @@ def _files(found: Findings, source: Path, labels: Path | None, most: int, device
     import torch
 
     from hypermargin.data import at_most
+    from hypermargin.deploy.model import find_device
     from hypermargin.evaluate.files import Scored, read
-    from hypermargin.shipping.model import find_device
 
     arrays = read(source, labels)
     if isinstance(arrays, Scored):

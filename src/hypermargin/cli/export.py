@@ -32,8 +32,8 @@ def export(
       hypermargin export runs/first --format torch --dtype float16
       hypermargin export runs/first --format safetensors
     """
-    from hypermargin.shipping.formats import ENDINGS
-    from hypermargin.shipping.formats import export as write
+    from hypermargin.deploy.formats import ENDINGS
+    from hypermargin.deploy.formats import export as write
     from hypermargin.training import RunError
     from hypermargin.training.monitor import say
 

@@ -13,7 +13,7 @@ from hypermargin.cli._heads import Shared, complaints, finish, listed, put, read
 from hypermargin.cli._tables import show
 
 if TYPE_CHECKING:
-    from hypermargin.life import Weights
+    from hypermargin.heads import Weights
 
 ABOUT = "Heads in files: look at their classes, add, remove and merge them, carry them between libraries."
 ALL_PAIRS = 50_000  # classes, up to which comparing all with all takes some ten seconds
@@ -51,9 +51,9 @@ def info(
     """
     import torch
 
-    from hypermargin.life import Pair, join, nearest_pairs
-    from hypermargin.life.look import lengths
-    from hypermargin.life.reading import find, read_one
+    from hypermargin.heads import Pair, join, nearest_pairs
+    from hypermargin.heads.look import lengths
+    from hypermargin.heads.reading import find, read_one
 
     with complaints():
         found = find(files)
@@ -125,7 +125,7 @@ def resize(
       hypermargin head resize head.npy --remove 3,5,8-12 -o smaller.npy --ids-out ids.csv
       hypermargin head resize head.pt --reorder map.csv -o ordered.pt --dry-run
     """
-    from hypermargin import life
+    from hypermargin import heads
 
     adding = add is not None or from_embeddings is not None
     asked = {"--add": adding, "--remove": remove is not None, "--reorder": reorder is not None}
@@ -137,14 +137,14 @@ def resize(
     weights = read(files, shared)
     before = weights.classes
     if remove is not None:
-        ids = life.remove_classes(weights, _heads.read_ids("--remove", remove))
+        ids = heads.remove_classes(weights, _heads.read_ids("--remove", remove))
     elif reorder is not None:
-        ids = life.reorder_classes(weights, _heads.read_map(reorder))
+        ids = heads.reorder_classes(weights, _heads.read_map(reorder))
     elif from_embeddings is not None:
         x, y = _heads.read_embeddings(*from_embeddings)
-        ids = life.add_classes(weights, add, embeddings=x, labels=y, m=_heads.read_numbers("--m", m))
+        ids = heads.add_classes(weights, add, embeddings=x, labels=y, m=_heads.read_numbers("--m", m))
     else:
-        ids = life.add_classes(weights, add, m=_heads.read_numbers("--m", m), seed=seed)
+        ids = heads.add_classes(weights, add, m=_heads.read_numbers("--m", m), seed=seed)
     finish(weights, before, ids, out, ids_out, shared)
 
 
@@ -172,7 +172,7 @@ def merge(
       hypermargin head merge head.safetensors --above 0.9 -o merged.safetensors --ids-out ids.csv
       hypermargin head merge head.pt --groups same.csv --counts samples.npy -o merged.pt
     """
-    from hypermargin import life
+    from hypermargin import heads
 
     if (groups is None) == (above is None):
         raise ValueError("give one of --groups and --above.")
@@ -183,12 +183,12 @@ def merge(
     if groups is not None:
         found = _heads.read_groups(groups)
     else:
-        pairs = life.nearest_pairs(weights.weight, above=above)
-        found = life.groups_of(pairs)
+        pairs = heads.nearest_pairs(weights.weight, above=above)
+        found = heads.groups_of(pairs)
         if not found:
             raise ValueError(f"no two classes have a cosine of {above:g} or more; nothing to merge.")
     samples = None if counts is None else _heads.read_counts(counts)
-    ids = life.merge_classes(weights, found, counts=samples)
+    ids = heads.merge_classes(weights, found, counts=samples)
     if pairs and shared.dry_run:
         show([table(f"{len(pairs):,} pairs with a cosine of {above:g} or more", pairs[:1000])])
     for group in found[:1000] if shared.dry_run else ():

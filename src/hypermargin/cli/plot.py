@@ -47,7 +47,7 @@ def explorer(
     out: Annotated[Path, typer.Option(help="The page to write, .html.")] = Path("explorer.html"),
 ) -> None:
     """One file, no network needed."""
-    from hypermargin.explorer import write
+    from hypermargin.plots.explorer import write
 
     with plain_errors():
         _check_ending(out, ("html",))

@@ -33,9 +33,9 @@ def verify(
     import dataclasses
     import json
 
-    from hypermargin.shipping import open_model
-    from hypermargin.shipping import verify as compare
-    from hypermargin.shipping.metadata import in_all_units
+    from hypermargin.deploy import open_model
+    from hypermargin.deploy import verify as compare
+    from hypermargin.deploy.metadata import in_all_units
     from hypermargin.training import RunError
 
     options: Any = {"which": which, "trust": trust}

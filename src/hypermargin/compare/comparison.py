@@ -30,9 +30,9 @@ from hypermargin.compare.numbers import MEASURES, Cell, table
 from hypermargin.compare.plan import Plan, Run
 from hypermargin.compare.reading import reading
 from hypermargin.data import Data, DataError
+from hypermargin.deploy.metadata import now, versions
 from hypermargin.files import replacing, write_text
 from hypermargin.plots.style import need_matplotlib
-from hypermargin.shipping.metadata import now, versions
 from hypermargin.training import RunError
 from hypermargin.training.build import read_data
 from hypermargin.training.config import from_dict
@@ -133,7 +133,7 @@ def compare(
     With `resume`, go on with the comparison there: what is done stays, what failed is tried again.
     `jobs` runs at a time; default one a core, on a GPU one. Ctrl-C saves every run and raises Interrupted.
     """
-    from hypermargin.report import write_report
+    from hypermargin.compare.report import write_report
 
     if not hasattr(os, "fork"):
         raise RunError("compare starts its runs by fork, which this system has not; Linux and macOS have.")

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from hypermargin.data.base import Rows
+from hypermargin.deploy.model import find_device
 from hypermargin.evaluate import evaluate, thin
 from hypermargin.evaluate.pairs import samples
 from hypermargin.evaluate.prototypes import prototypes_of
@@ -21,7 +22,6 @@ from hypermargin.plots.angles import AnglesDisplay
 from hypermargin.plots.norms import NormsDisplay
 from hypermargin.plots.snapshots import snapshots
 from hypermargin.plots.verification import ScoresDisplay
-from hypermargin.shipping.model import find_device
 from hypermargin.training import load
 from hypermargin.training.evaluation import (
     PARTS,

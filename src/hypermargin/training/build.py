@@ -15,9 +15,9 @@ from hypermargin.data.base import Say
 from hypermargin.family import FAMILY, create_head
 from hypermargin.head import MarginHead
 from hypermargin.margins import number_fields
+from hypermargin.parallel.partial_fc import PartialFC
+from hypermargin.parallel.shard import Part, Shard
 from hypermargin.schedule import Alternation, LambdaAnnealing, MarginWarmup, Schedule
-from hypermargin.scores.sampling import PartialFC
-from hypermargin.scores.sharded import Part, Shard
 from hypermargin.training.config import Config, call
 from hypermargin.training.optim import rate
 from hypermargin.training.process import cores

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hypermargin import checks
 from hypermargin.head import MarginHead
 from hypermargin.optim import SampledSGD
-from hypermargin.scores.sharded import Part
+from hypermargin.parallel.shard import Part
 
 RATES = ("constant", "cosine", "polynomial", "step")
 OPTIMIZERS = ("adamw", "sgd")

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hypermargin.data.base import Rows
-from hypermargin.scores.collective import Group, spread, sum_partial
+from hypermargin.parallel.messages import Group, spread, sum_partial
 from hypermargin.training.config import Config
 
 T = TypeVar("T")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hypermargin.head import MarginHead
-from hypermargin.scores.collective import Group
+from hypermargin.parallel.messages import Group
 
 # What SGD and AdamW keep for each number of a parameter; the rest, like the number of steps, is one for all.
 PER_NUMBER = ("momentum_buffer", "exp_avg", "exp_avg_sq")

@@ -1,0 +1,130 @@
+"""Rivals without the N×C matrix: blocks of classes, one after the other, on any device.
+
+Forward: for each block z = f·w̃ᵀ + b, the labels masked out, Σ exp z added up. Backward: z again, P = exp(z − R),
+and two products, P·w̃ into df and Pᵀ·f into the block's slice of dW: 8·N·C·d operations where dense needs 6. Beyond
+the inputs and the gradients it holds one N×chunk block, one or two chunk×d blocks, a few N- and C-vectors, and as
+many blocks of exp z as the memory budget allows, which then need not be computed again.
+
+Three things keep the passes over a block few:
+- factors of whole rows (the gradient g on R; exp(−R)) commute with both products: they are put on f and on df;
+- 1/|W_j| is a factor of a whole column of z and of P, so no normalised copy of the weight is made;
+- where |z| is bounded well inside the exponent's range, exp z needs no maximum taken off first.
+
+The loops are opaque custom operations: torch.compile neither unrolls nor re-orders them. Around them stands one
+autograd node. A second derivative (or torch.func) takes the dense formula, and dense memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hypermargin import checks
+from hypermargin.backends import blocks
+from hypermargin.backends.dense import Rivals, differentiable_gradients, sum_of_rivals
+
+OPERANDS = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class Chunked:
+    """Settings of the chunked backend, for `backend=Chunked(…)`.
+
+    - chunk: classes a block; by default chosen from the number of rows and the device
+    - keep: megabytes of exp z to keep from the forward to the backward on the CPU, saving their recomputation
+    - operands: dtype of the matrix products' operands on CUDA, "bfloat16" or "float16", with float32 sums;
+      by default autocast's dtype, and float32 without autocast. With "float16" the backward's are bfloat16, whose
+      range they need. On the CPU they are always float32 or wider.
+    """
+
+    chunk: int | None = None
+    keep: int = 64
+    operands: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.chunk is not None:
+            checks.count("Chunked(chunk=…)", self.chunk)
+        checks.count("Chunked(keep=…)", self.keep, 0)
+        if self.operands is not None:
+            checks.one_of("Chunked(operands=…)", self.operands, OPERANDS)
+            if self.operands != "float32" and not blocks.REDUCED_OPERANDS_WORK:
+                raise ValueError(
+                    f"Chunked(operands={self.operands!r}) needs torch 2.8 or newer; got {torch.__version__}."
+                )
+
+
+def chunk_for(rows: int, classes: int, device: torch.device) -> int:
+    """Classes a block: large enough for products at full speed, small enough for cache and memory."""
+    block = 2**27 if device.type == "cuda" else 2**21  # numbers in z: 512 MB on a GPU, 8 MB on a CPU
+    size = max(block // max(rows, 1), 1024)
+    size = min(size, 262144 if device.type == "cuda" else 8192)
+    return min(size // 128 * 128, classes)
+
+
+def chunked_rivals(
+    f: Tensor,
+    weight: Tensor,
+    local: Tensor,
+    inside: Tensor | None,
+    *,
+    unit_weight: bool,
+    bias: Tensor | None,
+    rival_sum: bool,
+    hardest: bool,
+    settings: Chunked,
+) -> Rivals:
+    """Rivals of `f` (N, d) among `weight` (C, d), block by block; see `dense_rivals` for the arguments."""
+    chunk = settings.chunk or chunk_for(f.shape[0], weight.shape[0], f.device)
+    local = local if inside is None else local.masked_fill(~inside, -1)  # in no block
+    kept = 0
+    if f.device.type == "cpu" and torch.is_grad_enabled() and (f.requires_grad or weight.requires_grad):
+        held = settings.keep * 2**20 // (max(f.shape[0], 1) * f.element_size())
+        kept = min(held // chunk * chunk, weight.shape[0])
+    rows, rivals, total, largest, *_ = _Node.apply(
+        f, weight, bias, local, unit_weight, rival_sum, hardest, chunk, kept, settings.operands or ""
+    )
+    sums = sum_of_rivals(f, total, rows, local, bias) if rival_sum else None
+    return Rivals(rows, rivals, sums, largest if hardest else None)
+
+
+class _Node(torch.autograd.Function):
+    """The one autograd node; it owns dW, the label rows' share included."""
+
+    @staticmethod
+    def forward(*inputs: Any) -> tuple[Tensor, ...]:
+        found: tuple[Tensor, ...] = blocks.forward(*inputs)
+        return found
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        f, weight, bias, local, *ctx.settings = inputs
+        _, rivals, _, largest, norms, plain, exps = output
+        ctx.save_for_backward(f, weight, bias, local, rivals, norms, plain, exps)
+        ctx.mark_non_differentiable(largest, norms, plain, exps)
+        ctx.set_materialize_grads(False)  # or autograd would make zeros as large as what was kept
+
+    @staticmethod
+    def backward(
+        ctx: Any, by_rows: Tensor | None, by_rivals: Tensor | None, by_total: Tensor | None, *_: None
+    ) -> tuple[Any, ...]:
+        f, weight, bias, local, rivals, norms, plain, exps = ctx.saved_tensors
+        unit_weight, want_total, _, chunk, kept, operands = ctx.settings
+        by_rows = f.new_zeros(*local.shape, f.shape[1]) if by_rows is None else by_rows
+        by_rivals = torch.zeros_like(rivals) if by_rivals is None else by_rivals
+        by_total = by_total if want_total else None  # torch.compile may hand in an empty one
+        needed = ctx.needs_input_grad[:3]
+        grads: tuple[Tensor | None, ...]
+        if torch.is_grad_enabled():
+            rivals = _Node.apply(f, weight, bias, local, *ctx.settings)[1]
+            grads = differentiable_gradients(
+                f, weight, bias, local, rivals, by_rows, by_rivals, by_total, unit_weight
+            )
+        else:
+            grads = blocks.backward(
+                f, weight, bias, local, rivals, norms, plain, exps, by_rows, by_rivals,
+                by_total, unit_weight, chunk, kept, operands, *needed,
+            )  # fmt: skip
+        return (*(grad if need else None for grad, need in zip(grads, needed, strict=True)), *[None] * 7)

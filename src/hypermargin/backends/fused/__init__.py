@@ -1,0 +1,237 @@
+"""Rivals without the N×C matrix on NVIDIA GPUs: Triton kernels that do everything between the products in them.
+
+Three products are needed, rows × classes forward and two backward. With E = exp z kept from the forward (2·N·C
+bytes in bfloat16) they are all there is: 6·N·C·d operations. Without it z is computed again, 8·N·C·d, in chunks of
+classes. `memory` says how much may be kept; anything in between is possible: classes are kept until it is used up.
+
+`ops.py` has the order of the launches, `launch.py` each launch, `kernels.py` the products, `row_kernels.py` what is
+around them, `tiles.py` their sizes. They need Triton; importing this file does not.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hypermargin import checks
+from hypermargin.backends.dense import Rivals, differentiable_gradients, sum_of_rivals
+from hypermargin.optim import FusedSGD
+
+OPERANDS = ("float32", "bfloat16", "float16")
+OUTSIDE = -(2**30)  # the label of a row whose class is in another slice
+TILE = 256  # chunks and what is kept are multiples of this many classes
+
+
+@dataclass(frozen=True)
+class Triton:
+    """Settings of the fused backend, for `backend=Triton(…)`.
+
+    - memory: megabytes for exp z and for the weight's operands, beyond weight and gradients: what the chunks leave
+      is used to keep exp z from the forward to the backward, which saves computing it again. 0 keeps nothing.
+    - operands: dtype of the matrix products' operands, summed in float32: "bfloat16"; "float16", more exact, with
+      which nothing is kept, since exp z needs bfloat16's range, and scaled features beyond 45,000 saturate; or
+      "float32", three products of TF32 for one, as exact as float32. By default autocast's dtype, and float32
+      without autocast.
+    - chunk: classes a chunk, a multiple of 256; by default chosen from the number of rows
+    - tune: measure which tiles are fastest on this GPU for such calls, once (some seconds), and keep the answer in
+      ~/.cache/hypermargin. Without it, tiles tuned on an H200.
+    """
+
+    memory: float = 4096
+    operands: str | None = None
+    chunk: int | None = None
+    tune: bool = False
+
+    def __post_init__(self) -> None:
+        checks.in_range("Triton(memory=…)", self.memory, 0.0, math.inf)
+        if self.operands is not None:
+            checks.one_of("Triton(operands=…)", self.operands, OPERANDS)
+        if self.chunk is not None:
+            checks.count("Triton(chunk=…)", self.chunk)
+            if self.chunk % TILE:
+                raise ValueError(f"Triton(chunk=…) must be a multiple of {TILE}; got {self.chunk}.")
+
+
+def why_not(device: torch.device) -> str:
+    """Why the fused backend cannot run on a device; empty if it can."""
+    try:
+        if importlib.util.find_spec("triton.tools.tensor_descriptor") is None:
+            return "it needs Triton 3.4 or newer, which comes with torch 2.8"
+    except ImportError:
+        return "Triton is not installed (it comes with torch's CUDA builds; else pip install triton)"
+    if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1":
+        return ""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        found = "there is none" if device.type == "cuda" else f"the tensors are on {device.type}"
+        return f"it runs on NVIDIA GPUs, and {found}"
+    if torch.version.hip or torch.cuda.get_device_capability(device)[0] < 9:
+        return "it needs an NVIDIA GPU of compute capability 9.0 or newer (H100)"
+    return ""
+
+
+def is_tested_on(device: torch.device) -> bool:
+    """Whether "auto" may choose it: on the kind of GPU it was tested on, Hopper. Others may ask for it by name."""
+    return not why_not(device) and device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+
+
+# What torch.compiler.assume_constant_result does; calling that imports the compiler, two seconds for everybody.
+why_not._dynamo_marked_constant = True  # type: ignore[attr-defined]
+is_tested_on._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Of a call: classes a chunk, and the first so many classes whose exp z is kept."""
+
+    chunk: int
+    kept: int
+    operands: str
+
+
+def plan(rows: int, classes: int, dim: int, settings: Triton) -> Plan:
+    """How much of exp z is kept, and how the rest is cut."""
+    operands = settings.operands or "float32"
+    # Large enough that a chunk's kernels outlast their launches, small beside any weight that needs chunks; a grid
+    # has at most 65,535 blocks in its second dimension.
+    chunk = settings.chunk or min(max(2**27 // max(rows, 1) // TILE * TILE, TILE * 16), TILE * 512)
+    chunk = min(chunk, -(-classes // TILE) * TILE, 2**22)
+    if operands == "float16":
+        return Plan(chunk, 0, operands)
+    size = 4 if operands == "float32" else 2
+    a_class = size * (-(-rows // 128) * 128 + -(-dim // 16) * 16)  # of E and of the weight's operand, as padded
+    room = int(min(settings.memory, 2**30) * 2**20)
+    if room >= classes * a_class:
+        return Plan(chunk, classes, operands)
+    return Plan(chunk, max(room // a_class - chunk, 0) // TILE * TILE, operands)
+
+
+def fused_rivals(
+    f: Tensor,
+    weight: Tensor,
+    local: Tensor,
+    inside: Tensor | None,
+    *,
+    unit_weight: bool,
+    bias: Tensor | None,
+    rival_sum: bool,
+    hardest: bool,
+    settings: Triton,
+    update: FusedSGD | None = None,
+) -> Rivals:
+    """Rivals of `f` (N, d) among `weight` (C, d); see `dense_rivals` for the arguments.
+
+    The weight's gradient goes to `update`, if given; else, as in Megatron, it is added to `weight.main_grad`, if
+    there is such a float32 tensor; else it is returned to autograd.
+    """
+    sink = update if update is not None else getattr(weight, "main_grad", None)
+    if isinstance(sink, Tensor) and not (
+        sink.shape == weight.shape
+        and sink.dtype == torch.float32
+        and sink.device == weight.device
+        and sink.is_contiguous()
+    ):
+        raise ValueError(
+            f"weight.main_grad must be contiguous, float32, on {weight.device}, of the weight's shape "
+            f"{tuple(weight.shape)}; got {sink.dtype}, {sink.device}, {tuple(sink.shape)}, strides {sink.stride()}."
+        )
+    if update is not None and update.param_groups[0]["params"][0] is not weight:
+        raise ValueError("update=FusedSGD(…) belongs to another weight. Make a new one for the head as it is now.")
+    if f.dtype != torch.float32:
+        raise ValueError(
+            f'backend="triton" computes in float32; got features or weight in {f.dtype}. Use "chunked" or "dense".'
+        )
+    local = local if inside is None else local.masked_fill(~inside, OUTSIDE)  # in no tile
+    cut = plan(f.shape[0], weight.shape[0], f.shape[1], settings)
+    if settings.tune and f.is_cuda and not torch.compiler.is_compiling():
+        from hypermargin.backends.fused.tune import ensure_tuned
+
+        ensure_tuned(f.shape[0], f.shape[1], cut.operands, f.device)
+    will_learn = torch.is_grad_enabled() and (f.requires_grad or weight.requires_grad)
+    kept = cut.kept if will_learn and not hardest else 0
+    if sink is not None and torch.compiler.is_compiling():
+        raise RuntimeError(
+            "FusedSGD and weight.main_grad work in eager mode and CUDA graphs, not under torch.compile."
+        )
+    if sink is not None and not weight.is_contiguous():
+        raise ValueError("FusedSGD and weight.main_grad need a contiguous weight; call .contiguous() on it first.")
+    rows, rivals, total, largest, *_ = _Node.apply(
+        f.contiguous(),
+        weight.contiguous(),
+        bias,
+        local,
+        unit_weight,
+        rival_sum,
+        hardest,
+        cut.chunk,
+        kept,
+        cut.operands,
+        sink,
+    )
+    sums = sum_of_rivals(f, total, rows, local, bias) if rival_sum else None
+    return Rivals(rows, rivals, sums, largest if hardest else None)
+
+
+class _Node(torch.autograd.Function):
+    """The one autograd node; it owns dW, the label rows' share included."""
+
+    @staticmethod
+    def forward(*inputs: Any) -> tuple[Tensor, ...]:
+        from hypermargin.backends.fused import ops
+
+        run = ops.forward_op if torch.compiler.is_compiling() else ops.forward
+        found: tuple[Tensor, ...] = run(*inputs[:-1])
+        return found
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        f, weight, bias, local, *ctx.settings = inputs
+        _, rivals, _, largest, *kept = output
+        ctx.save_for_backward(f, weight, bias, local, rivals, *kept)
+        ctx.mark_non_differentiable(largest, *kept)
+        ctx.set_materialize_grads(False)  # or autograd would make zeros as large as what was kept
+
+    @staticmethod
+    def backward(
+        ctx: Any, by_rows: Tensor | None, by_rivals: Tensor | None, by_total: Tensor | None, *_: None
+    ) -> tuple[Any, ...]:
+        from hypermargin.backends.fused import launch, ops
+
+        unit_weight, want_total, _, chunk, _, operands, sink = ctx.settings
+        if isinstance(sink, FusedSGD):
+            sink.refuse_a_second()
+        f, weight, bias, local, rivals, rivals2, exps, units, inverse = ctx.saved_tensors
+        by_rows = f.new_zeros(*local.shape, f.shape[1]) if by_rows is None else by_rows
+        by_rivals = torch.zeros_like(rivals) if by_rivals is None else by_rivals
+        by_total = by_total if want_total else None  # torch.compile may hand in an empty one
+        needed = ctx.needs_input_grad[:3]
+        given = (
+            f, weight, bias, local, rivals, rivals2, exps, units, inverse, by_rows, by_rivals, by_total, unit_weight
+        )  # fmt: skip
+        grads: tuple[Tensor | None, ...]
+        if torch.is_grad_enabled():
+            if sink is not None:
+                raise RuntimeError("a head with FusedSGD or weight.main_grad has no second derivative.")
+            rivals = _Node.apply(f, weight, bias, local, *ctx.settings)[1]
+            grads = differentiable_gradients(
+                f, weight, bias, local, rivals, by_rows, by_rivals, by_total, unit_weight
+            )
+        elif sink is not None and needed[1]:
+            if isinstance(sink, FusedSGD):
+                update = launch.Update(launch.SGD, weight, **sink.begin())
+            else:
+                update = launch.Update(launch.ADD, sink)
+            df, db = ops.backward_into(*given, chunk, operands, needed[0], needed[2], update)
+            torch.autograd.graph.increment_version(update.out)
+            if isinstance(sink, FusedSGD):
+                sink.wait_for_step()
+            grads = (df, None, db)
+        else:
+            run = ops.backward_op if torch.compiler.is_compiling() else ops.backward
+            grads = run(*given, chunk, operands, *needed)
+        return (*(grad if need else None for grad, need in zip(grads, needed, strict=True)), *[None] * 8)

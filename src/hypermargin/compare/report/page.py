@@ -1,0 +1,294 @@
+"""The report's page: sections and their words."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from hypermargin.compare import Comparison
+from hypermargin.compare.numbers import MEASURES
+from hypermargin.compare.report.pictures import Row, plane, side_by_side, together, trained_margin
+from hypermargin.deploy.metadata import now, versions
+from hypermargin.files import write_text
+from hypermargin.plots import Display, explorer
+from hypermargin.plots.style import recoloured
+
+MARKS = {
+    "best": ("best", "ahead of every other head by more than the noise"),
+    "level": ("≈", "not told apart from the best mean"),
+}
+
+
+SMALL = (4.2, 3.4)  # inches, of a picture that stands in a row
+
+
+def write_report(found: Comparison) -> None:
+    """`page` as OUT/report.html."""
+    write_text(found.report, page(found))
+
+
+def page(found: Comparison) -> str:
+    """The whole document."""
+    name = _name(found)
+    css, body, script = explorer.parts()
+    moving = plane(found)
+    sections = [
+        _section("words", "In plain words", _list(found.sentences)),
+        _section("table", "The table", _table(found) + _failures(found)),
+        _section("heads", "All heads", _grid(together(found))),
+        _section("plane", "In two dimensions", _plane(found, moving)) if moving else "",
+        _section("side", "Side by side", "".join(_row(row) for row in side_by_side(found))),
+        _section("settings", "Settings and versions", _settings(found)),
+    ]
+    links = (("words", "Words"), ("table", "Table"), ("heads", "All heads"), ("plane", "Two dimensions"),
+             ("side", "Side by side"), ("settings", "Settings"), ("explorer", "Explorer"))  # fmt: skip
+    shown = [(key, text) for key, text in links if key != "plane" or moving]
+    return f"""<!doctype html>
+<html lang="en" data-theme="auto">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta http-equiv="Content-Security-Policy" content="{explorer.POLICY}">
+<title>{escape(name)}</title>
+<style>
+{css}
+{explorer.colours(":root")}
+{_asset("report.css")}
+@media (prefers-color-scheme: dark) {{
+{recoloured(':root:not([data-theme="light"]) .picture')}
+}}
+{recoloured(':root[data-theme="dark"] .picture')}
+</style>
+</head>
+<body>
+<div class="report">
+<header>
+<h1>{escape(name)}</h1>
+<p>{escape(_summary(found))}</p>
+<nav aria-label="sections">{" ".join(f'<a href="#{key}">{text}</a>' for key, text in shown)}
+<label>Theme <select id="theme"><option value="auto">as the system</option><option value="light">light</option>
+<option value="dark">dark</option></select></label></nav>
+</header>
+<main>
+{"".join(sections)}
+</main>
+</div>
+<section id="explorer" aria-label="explorer">
+{body}
+</section>
+<script type="application/json" id="plane-data">{_json(moving)}</script>
+<script>
+{script}
+{_asset("report.js")}
+</script>
+</body>
+</html>
+"""
+
+
+def _name(found: Comparison) -> str:
+    data = _data(found).get("name") or Path(str(found.plan.settings.get("data", "glyphs"))).name
+    return f"{len(found.plan.heads)} heads on {data}"
+
+
+def _about(found: Comparison) -> Iterable[dict[str, Any]]:
+    return (about for seeds in found.measured.values() for about in seeds.values())
+
+
+def _data(found: Comparison) -> dict[str, Any]:
+    return next((about["data"] for about in _about(found)), {})
+
+
+def _summary(found: Comparison) -> str:
+    data = _data(found)
+    if not data:
+        return "No run has finished."
+    train, test = data["parts"]["train"], data["parts"]["test"]
+    whom = "other identities, never trained," if data["open_set"] else "the same classes"
+    config = found.plan.runs(found.folder)[0].config
+    seeds = "1 seed" if found.plan.seeds == 1 else f"{found.plan.seeds} seeds"
+    epochs = "1 epoch" if config.epochs == 1 else f"{config.epochs} epochs"
+    return (
+        f"{train[0]:,} samples of {train[1]:,} identities to train, {test[0]:,} of {test[1]:,} {whom} to test "
+        f"(first seed). {seeds} of each head, {epochs}, batches of {config.batch}, "
+        f"{config.dim} dimensions. {now()[:10]}."
+    )
+
+
+def _section(key: str, title: str, content: str) -> str:
+    return f'<section id="{key}"><h2>{escape(title)}</h2>{content}</section>\n'
+
+
+def _list(sentences: Iterable[str]) -> str:
+    return "<ul class='words'>" + "".join(f"<li>{_fixed(text)}</li>" for text in sentences) + "</ul>"
+
+
+def _fixed(text: str) -> str:
+    """Escaped, and without breaks inside 2.4 ± 0.1 %, within, ° and 1e-3."""
+    for loose, kept in (
+        (" ± ", "\u00a0±\u00a0"),
+        (" %", "\u00a0%"),
+        (" °", "\u00a0°"),
+        (" ↑", "\u00a0↑"),
+        (" ↓", "\u00a0↓"),
+        ("1e-", "1e\u2011"),
+    ):
+        text = text.replace(loose, kept)
+    return escape(text)
+
+
+def _table(found: Comparison) -> str:
+    measures = [measure for measure in MEASURES if measure.key in found.table]
+    top = "".join(
+        f'<th scope="col" title="{escape(m.about)}">{_fixed(f"{m.title}, {m.unit}{_arrow(m.better)}")}</th>'
+        for m in measures
+    )
+    body = []
+    for head in found.plan.heads:
+        cells = []
+        for measure in measures:
+            cell = found.table[measure.key].get(head)
+            if cell is None:
+                cells.append("<td>–</td>")
+                continue
+            sign, why = MARKS.get(cell.mark, ("", ""))
+            mark = f' <span class="mark {cell.mark}" title="{why}">{sign}</span>' if sign else ""
+            cells.append(f'<td class="{cell.mark}">{_fixed(cell.text(measure, unit=False))}{mark}</td>')
+        runs = f"{len(found.measured[head])}/{found.plan.seeds}"
+        body.append(f'<tr><th scope="row">{escape(head)}</th><td>{runs}</td>{"".join(cells)}</tr>')
+    notes = "".join(f"<dt>{escape(m.title)}</dt><dd>{escape(m.about)}</dd>" for m in measures)
+    return (
+        f'<div class="wide"><table><thead><tr><th scope="col">head</th><th scope="col">runs</th>{top}</tr></thead>'
+        f"<tbody>{''.join(body)}</tbody></table></div>"
+        "<p>Mean ± standard deviation over seeds. ↑ more is better, ↓ less. "
+        '<span class="mark best">best</span> ahead of every other head by more than the noise; '
+        '<span class="mark level">≈</span> not told apart from the best mean.</p>'
+        f"<details><summary>What the columns mean</summary><dl>{notes}</dl></details>"
+    )
+
+
+def _arrow(better: int) -> str:
+    return {1: " ↑", -1: " ↓", 0: ""}[better]
+
+
+def _failures(found: Comparison) -> str:
+    failed = found.failed | found.failed_flat
+    if not failed:
+        return ""
+    rows = "".join(
+        f"<dt>{escape(name)}</dt><dd>{escape(_without_paths(why, found))}</dd>" for name, why in failed.items()
+    )
+    return f'<h3>Failed runs</h3><dl class="failed">{rows}</dl>'
+
+
+def _without_paths(text: str, found: Comparison) -> str:
+    """Where things lie on some machine is nobody's business."""
+    data = Path(str(found.plan.settings.get("data", "")))
+    for path in (found.folder.resolve(), found.folder, data.resolve().parent, Path.cwd()):
+        text = text.replace(f"{path}/", "") if str(path) not in (".", "/") else text
+    return text
+
+
+def _picture(display: Display, title: str, caption: str = "", size: tuple[float, float] | None = None) -> str:
+    """Inline, so that the theme switch reaches it."""
+    text = re.sub(r"<\?xml.*?<svg", "<svg", display.svg(size=size), count=1, flags=re.DOTALL)
+    text = re.sub(r"<style>@media.*?</style>", "", text, count=1, flags=re.DOTALL)
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, count=1, flags=re.DOTALL)
+    text = text.replace("<svg", f'<svg role="img" aria-label="{escape(title)}"', 1)
+    below = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
+    return f'<figure class="picture">{below}{text}</figure>'
+
+
+def _grid(rows: Iterable[Row]) -> str:
+    cards = (
+        f"<div><h3>{escape(row.title)}</h3><p>{escape(row.words)}</p>"
+        + "".join(_picture(display, row.title) for display in row.displays.values())
+        + "</div>"
+        for row in rows
+    )
+    return f'<div class="pairs">{"".join(cards)}</div>'
+
+
+def _row(row: Row) -> str:
+    pictures = "".join(_picture(d, f"{row.title}: {head}", head, SMALL) for head, d in row.displays.items())
+    return f'<h3>{escape(row.title)}</h3><p>{escape(row.words)}</p><div class="row">{pictures}</div>'
+
+
+def _plane(found: Comparison, moving: list[dict[str, Any]]) -> str:
+    own = (found.folder / "plane" / "data.npz").exists()
+    which = (
+        f"{len(moving[0]['names'])} classes of these data"
+        if own
+        else "the ten digits of scikit-learn, since these data have no ten classes of fifty images"
+    )
+    frames = "".join(
+        f"<figure><figcaption>{escape(head['head'])}: {100 * head['accuracy']:.1f} % right</figcaption>"
+        f'<canvas width="560" height="560" data-plane="{k}" role="img" '
+        f'aria-label="features of {escape(head["head"])} in two dimensions"></canvas></figure>'
+        for k, head in enumerate(moving)
+    )
+    last = len(moving[0]["epochs"]) - 1
+    return (
+        f"<p>The same heads with an embedding of two numbers, on {which}: test samples as dots, the classes' "
+        "prototypes as rays. Each picture has its own scale; the ring is the mean length.</p>"
+        '<p class="player"><button type="button" id="play">Play</button> '
+        f'<label>epoch <input type="range" id="epoch" min="0" max="{last}" value="{last}"></label> '
+        '<output id="epoch-shown"></output></p>'
+        f'<div class="row">{frames}</div>'
+    )
+
+
+def _settings(found: Comparison) -> str:
+    heads = "".join(
+        f'<tr><th scope="row">{escape(head)}</th><td>{escape(str(trained_margin(about)))}</td>'
+        f"<td>{_scale(about)}</td><td>{_yes(about['head']['unit_weight'])}</td>"
+        f"<td>{_yes(about['head']['unit_features'])}</td></tr>"
+        for head, seeds in found.measured.items()
+        for about in list(seeds.values())[:1]
+    )
+    config = found.plan.runs(found.folder)[0].config
+    changed = {
+        **{k: getattr(config, k) for k in ("data", "model", "epochs", "batch", "dim")},
+        **found.plan.settings,
+    }
+    lines = {
+        **{name: "chosen from the data" if value is None else value for name, value in changed.items()},
+        **{name: Path(str(changed[name])).name for name in ("data", "init", "verify_images") if changed.get(name)},
+        "runs at a time": f"{found.jobs}, {found.threads} threads each" if found.jobs else "–",
+        **{f"version of {name}": value for name, value in versions().items()},
+    }
+    rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(_plain(value))}</dd>" for name, value in lines.items())
+    return (
+        '<div class="wide"><table><thead><tr><th scope="col">head</th><th scope="col">margin, as trained</th>'
+        '<th scope="col">s</th><th scope="col">unit W</th><th scope="col">unit x</th></tr></thead>'
+        f"<tbody>{heads}</tbody></table></div><dl>{rows}</dl>"
+        "<p>Every run's folder beside this file holds its config.toml, with everything that was decided; "
+        "comparison.json and table.csv hold every number.</p>"
+    )
+
+
+def _scale(about: dict[str, Any]) -> str:
+    return f"{about['head']['scale']:.3g}" if about["head"]["unit_features"] else "|x|"
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _json(value: Any) -> str:
+    """For a script element, which no name of a class may end."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
+
+
+def _asset(name: str) -> str:
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")

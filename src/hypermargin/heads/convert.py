@@ -1,0 +1,150 @@
+"""A head as `Weights` and back, with the state of its optimisers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from hypermargin import checks
+from hypermargin.family import FAMILY, create_head
+from hypermargin.head import MarginHead
+from hypermargin.heads.weights import Weights, by_class
+
+Optimizers = Optimizer | Sequence[Optimizer] | None
+# State with a number for each number of the weight that begins at 0, so that 0 is right for a new class.
+BY_ELEMENT = {
+    "momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "square_avg", "grad_avg", "acc_delta",
+    "sum",
+}  # fmt: skip
+
+
+def as_list(optimizer: Optimizers) -> list[Optimizer]:
+    """None, one or several, and nothing else."""
+    found = [] if optimizer is None else [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+    for each in found:
+        checks.instance("optimizer", each, Optimizer, "torch.optim.SGD(head.parameters(), lr=0.1), or several")
+    return found
+
+
+@torch.no_grad()
+def weights_of(head: MarginHead, optimizer: Optimizers = None) -> Weights:
+    """A copy of what a head knows, on the CPU, with the state of the optimiser (or of several) for its parameters.
+
+    Of a sharded head, this rank's classes. `write` them on every rank: `read` joins the files, for any number of
+    ranks.
+    """
+    checks.instance("head", head, MarginHead, "create_head(…)")
+    rows = head.by_class()
+    rest = dict(head.state_dict())
+    found = {name: rest.pop(name) for name in rows}
+    state: dict[str, Tensor] = {}
+    given = as_list(optimizer)
+    if given and not any(
+        p is head.weight for each in given for group in each.param_groups for p in group["params"]
+    ):
+        kinds = ", ".join(type(each).__name__ for each in given)
+        raise ValueError(f"optimizer ({kinds}) does not hold head.weight. Give the one that trains this head.")
+    for name, parameter in head.named_parameters():
+        for each in given:
+            for key, value in each.state.get(parameter, {}).items():
+                if value is not None:
+                    place = state if goes_by_class(each, key, value, parameter) and name in rows else rest
+                    place[f"optimizer.{name}.{key}"] = torch.as_tensor(value)
+    found, rest, state = (
+        {name: tensor.detach().cpu().clone() for name, tensor in each.items()} for each in (found, rest, state)
+    )
+    return Weights(**found, rest=rest, state=state)
+
+
+def goes_by_class(optimizer: Optimizer, key: str, value: object, parameter: Tensor) -> bool:
+    """Whether an entry of an optimiser's state has a number for each of the parameter's, or is one number."""
+    if not isinstance(value, Tensor) or value.dim() == 0:
+        return False
+    if key in BY_ELEMENT and value.shape == parameter.shape:
+        return True
+    raise ValueError(
+        f"optimizer: the state {key!r} of {type(optimizer).__name__} does not go by class. Do it without "
+        "optimizer=, and make a new optimiser for the head."
+    )
+
+
+@torch.no_grad()
+def head_from(weights: Weights, name: str, **overrides: Any) -> MarginHead:
+    """A head of the family with these rows; bias, margins, scale and schedules where the file has them.
+
+        head_from(read("softmax_fc_gpu_0.pt"), "arcface", m=0.5, scale=64.0)
+
+    Files of other libraries hold no scale and no margin: give those of the training, as in `create_head`. With
+    `shard=Shard(…)`, every rank gets its slice of the rows.
+    """
+    rows = by_class(weights)
+    settings = dict(overrides)
+    settings.setdefault("bias", weights.bias is not None)
+    if weights.m is not None:
+        settings.setdefault("class_margins", _first_margins(weights.m, name, overrides))
+    settings.setdefault("dtype", weights.weight.dtype)
+    head = create_head(name, weights.dim, weights.classes, **settings)
+    state = head.state_dict()
+    given = {key: tensor[head.part.start : head.part.stop] for key, tensor in rows.items()} | weights.rest
+    mine = {"scale": "scale", "class_margins": "m"}  # what was said here goes before what the file says
+    said = {key for setting, key in mine.items() if setting in overrides}
+    given = {k: t for k, t in given.items() if k not in said and not k.startswith("optimizer.")}
+    for key, tensor in given.items():
+        if key not in state or state[key].shape != tensor.shape:
+            has = f"one of shape {tuple(state[key].shape)}" if key in state else "none"
+            raise ValueError(
+                f"the weights hold {key} of shape {tuple(tensor.shape)}, and {name} has {has}. "
+                "Give the settings the head was trained with."
+            )
+    head.load_state_dict(state | given)
+    return head
+
+
+def _first_margins(m: Tensor, name: str, overrides: dict[str, Any]) -> Tensor:
+    """Margins by class to make a head with: learned ones may have left their domain, which is no error."""
+    recipe = FAMILY.get(name)
+    zero = None if recipe is None else overrides.get("margin", recipe.margin).zero
+    if zero is None or not overrides.get("learn_margin") or m.shape[1:] != torch.tensor(zero).shape:
+        return m
+    return torch.tensor(zero).expand_as(m)
+
+
+@torch.no_grad()
+def restore_optimizer(optimizer: Optimizer | Sequence[Optimizer], head: MarginHead, weights: Weights) -> None:
+    """Put the state that `weights_of(head, optimizer)` took into an optimiser of a head made by `head_from`.
+
+    A sharded head takes its own classes out of the whole. Learning rate and the like are the optimiser's own, and
+    so is the state of other parameters: for a network in the same optimiser, call its `load_state_dict` first.
+    """
+    checks.instance("head", head, MarginHead, "head_from(…)")
+    rows = by_class(weights)
+    found = {k: t[head.part.start : head.part.stop] for k, t in rows.items() if k in weights.state}
+    found |= {k: t for k, t in weights.rest.items() if k.startswith("optimizer.")}
+    if not found:
+        raise ValueError("weights hold no optimiser state: make them with weights_of(head, optimizer).")
+    holders = {
+        id(p): (each, group) for each in as_list(optimizer) for group in each.param_groups for p in group["params"]
+    }
+    parameters, new = dict(head.named_parameters()), []
+    for name, tensor in found.items():
+        owner, _, key = name.removeprefix("optimizer.").partition(".")
+        parameter = parameters.get(owner)
+        if parameter is None or id(parameter) not in holders:
+            raise ValueError(f"weights hold {name}, but optimizer does not hold head.{owner}.")
+        if key in BY_ELEMENT and tensor.shape != parameter.shape:
+            raise ValueError(
+                f"{name} has shape {tuple(tensor.shape)}, head.{owner} {tuple(parameter.shape)}. Are the weights "
+                "those of this head?"
+            )
+        holder, group = holders[id(parameter)]
+        # Adam counts its steps on the CPU, unless it does everything on the GPU.
+        beside = key in BY_ELEMENT or group.get("capturable") or group.get("fused")
+        new.append((holder, parameter, key, tensor.to(parameter.device if beside else "cpu", copy=True)))
+    for holder, parameter, _, _ in new:
+        holder.state[parameter] = {}
+    for holder, parameter, key, tensor in new:
+        holder.state[parameter][key] = tensor

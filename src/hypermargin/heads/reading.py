@@ -1,0 +1,242 @@
+"""Heads in files: torch's state_dicts, safetensors, numpy, and insightface's shards. Nothing is unpickled.
+
+What the files of others hold, read in their source:
+
+  insightface      softmax_fc_gpu_{rank}.pt: {"weight": (local, dim)}, PartialFC and PartialFC_V2; PartialFCAdamW,
+                   which has no state_dict of its own, at sample rate 1 {"weight_activated": …}
+                   checkpoint_gpu_{rank}.pt: {"state_dict_softmax_fc": {"weight": …}, …}, train_v2.py
+                   rank_{rank}_softmax_weight.pt: the tensor alone, until 2022
+  metric-learning  {"W": (dim, classes)}
+  linear           {"weight": (classes, dim)}, perhaps "bias"
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hypermargin.heads.convert import weights_of
+from hypermargin.heads.shards import join, shard_range
+from hypermargin.heads.weights import Weights
+
+PathLike = str | os.PathLike[str]
+SHARDS = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"softmax_fc_gpu_(\d+)\.pt",
+        r"(?:rank[_:])?(\d+)_softmax_weight\.pt",
+        r"checkpoint_gpu_(\d+)\.pt",
+    )
+)
+PREFIXES = ("", "head.", "module.", "state_dict_softmax_fc.")
+REST = ("scale", "sampled_steps", "classes_held", "schedules.", "optimizer.")  # of our own
+MOST_RANKS = 10**5
+ENDINGS = (".safetensors", ".pt", ".pth", ".npy")
+
+
+class Found(NamedTuple):
+    """Files to read, in order; of shards also their ranks, and those that are not there."""
+
+    paths: list[Path]
+    ranks: list[int]
+    missing: list[int]
+
+
+def read(paths: PathLike | Sequence[PathLike], *, prefix: str = "", classes: int | None = None) -> Weights:
+    """The weights in a file, in several that are joined, in a folder of insightface's shards, or in a run's folder.
+
+    - prefix: where the head is one layer of a model, the beginning of its names ("fc.")
+    - classes: how many there must be; else a missing last shard cannot be noticed
+
+    Shards are put in the order of their ranks; other files are joined in the order given.
+    """
+    given = [Path(p) for p in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
+    found = find(given)
+    if found.missing:
+        raise ValueError(
+            f"{found.paths[0].parent}: the shards of the ranks {', '.join(map(str, found.missing))} are missing; "
+            f"given are {', '.join(map(str, found.ranks))}. Give all of them, or their folder."
+        )
+    parts = [read_one(path, prefix) for path in found.paths]
+    if found.ranks:
+        total = sum(part.classes for part in parts)
+        for rank, part in enumerate(parts):
+            wanted = len(shard_range(total, rank, len(parts)))
+            if part.classes != wanted:
+                raise ValueError(
+                    f"{found.paths[rank]} holds {part.classes} classes; of {total} in {len(parts)} shards, rank "
+                    f"{rank} has {wanted}. A shard is missing, or they are from different runs."
+                )
+    if any("classes_held" in part.rest for part in parts):
+        parts = _slices(parts, found.paths)
+    try:
+        whole = join(parts) if len(parts) > 1 else parts[0]
+    except ValueError as error:
+        raise ValueError(f"{', '.join(map(str, found.paths))} do not belong together: {error}") from None
+    if classes is not None and whole.classes != classes:
+        raise ValueError(f"{given[0]} holds {whole.classes} classes, not {classes}. Is a shard missing?")
+    return whole
+
+
+def find(given: Sequence[Path]) -> Found:
+    """Which files, in which order, and which shards are missing among or beside them."""
+    if not given:
+        raise ValueError("paths is empty: give a file, or several.")
+    files = list(given)
+    if len(given) == 1 and given[0].is_dir() and not (given[0] / "run.json").exists():
+        files = next(filter(None, ([p for p, _ in shards_in(given[0], kind)] for kind in SHARDS)), [])
+        if not files:
+            raise ValueError(
+                f"{given[0]} is a folder without softmax_fc_gpu_*.pt, rank_*_softmax_weight.pt or "
+                "checkpoint_gpu_*.pt. Give the file itself."
+            )
+    for path in files:
+        if not path.exists():
+            raise ValueError(f"{path}: there is no such file.")
+    kind = next((kind for kind in SHARDS if all(kind.fullmatch(path.name) for path in files)), None)
+    if kind is None:
+        return Found(files, [], [])
+    ranked = sorted((int(match[1]), path) for path in files if (match := kind.fullmatch(path.name)))
+    ranks = [rank for rank, _ in ranked]
+    twice = next((rank for rank in ranks if ranks.count(rank) > 1), None)
+    if twice is not None:
+        raise ValueError(f"rank {twice} is given twice. Give each shard once.")
+    if ranks[-1] >= MOST_RANKS:
+        raise ValueError(f"{ranked[-1][1]}: there is no rank {ranks[-1]}.")
+    beside = {rank for folder in {path.parent for path in files} for _, rank in shards_in(folder, kind)}
+    missing = sorted((set(range(max(ranks) + 1)) | beside) - set(ranks))
+    return Found([path for _, path in ranked], ranks, missing)
+
+
+def _slices(parts: list[Weights], paths: list[Path]) -> list[Weights]:
+    """The state_dicts of the ranks of a sharded head, which say what they hold, in order."""
+    held = [part.rest.pop("classes_held", torch.tensor([])).tolist() for part in parts]
+    if not all(held):
+        raise ValueError(f"{paths[held.index([])]} does not say which classes it holds, as the other files do.")
+    order = sorted(range(len(parts)), key=lambda k: held[k][:2])
+    place, (_, _, classes, _, ranks) = 0, held[0]
+    for k in order:
+        start, stop, total, rank, world = held[k]
+        if (start, total, world) != (place, classes, ranks):
+            raise ValueError(
+                f"{paths[k]} holds the classes {start}:{stop} of {total} (rank {rank} of {world}), where class "
+                f"{place} of {classes}, of {ranks} ranks, should follow. Give the file of every rank, once."
+            )
+        place = stop
+    if place != classes:
+        raise ValueError(f"the classes {place}:{classes} are missing. Give the file of every rank, once.")
+    return [parts[k] for k in order if parts[k].classes]
+
+
+def read_one(path: Path, prefix: str = "") -> Weights:
+    """One file, or a run's folder."""
+    if path.is_dir():
+        from hypermargin.training import RunError, load
+
+        try:
+            return weights_of(load(path).head)
+        except (RunError, OSError) as error:
+            raise ValueError(str(error)) from None
+    if path.suffix not in ENDINGS:
+        raise ValueError(f"{path}: expected a file ending in {', '.join(ENDINGS)}, or a folder.")
+    try:
+        content = _content(path)
+    except Exception as error:  # pickle, zipfile, numpy and safetensors have many words for a broken file
+        text = str(error)
+        if isinstance(error, pickle.UnpicklingError) or "allow_pickle" in text or "Python objects" in text:
+            raise ValueError(
+                f"{path}: it is damaged, or holds Python objects, which are not read, because they can run any "
+                "program. Save plain tensors: torch.save(module.state_dict(), path)."
+            ) from None
+        if isinstance(error, ModuleNotFoundError):
+            raise
+        first = text.strip().splitlines()[0] if text.strip() else ""
+        raise ValueError(f"{path}: not a readable {path.suffix} file ({type(error).__name__}: {first}).") from None
+    try:
+        return _weights(content, path, prefix)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path}: {error}") from None
+    except RecursionError:
+        raise ValueError(f"{path}: its dictionaries hold one another without end.") from None
+
+
+def shards_in(folder: Path, kind: re.Pattern[str]) -> list[tuple[Path, int]]:
+    """The files of one kind in a folder, with their ranks, in order."""
+    found = [(path, int(match[1])) for path in folder.iterdir() if (match := kind.fullmatch(path.name))]
+    return sorted(found, key=lambda pair: pair[1])
+
+
+def _content(path: Path) -> Any:
+    if path.suffix == ".npy":
+        # Mapped, so that a header that promises more than the file has is an error and not an allocation.
+        return torch.from_numpy(np.array(np.load(path, mmap_mode="r", allow_pickle=False)))
+    if path.suffix == ".safetensors":
+        try:
+            from safetensors.torch import load_file
+        except ModuleNotFoundError:
+            raise ModuleNotFoundError(
+                f"{path} needs safetensors, which is not installed. Run: pip install 'hypermargin[train]'"
+            ) from None
+        return load_file(path)
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def _flat(content: Mapping[Any, Any], before: str = "") -> Iterator[tuple[str, Tensor]]:
+    for key, value in content.items():
+        if isinstance(value, Tensor):
+            yield f"{before}{key}", value.detach()
+        elif isinstance(value, Mapping):
+            yield from _flat(value, f"{before}{key}.")
+
+
+def _weights(content: Any, path: Path, prefix: str) -> Weights:
+    shard = any(kind.fullmatch(path.name) for kind in SHARDS)
+    if isinstance(content, Tensor):
+        return Weights(content.detach(), format="insightface" if shard else path.suffix[1:])
+    if not isinstance(content, Mapping):
+        raise ValueError(f"expected tensors by name; got {type(content).__name__}.")
+    named = dict(_flat(content))
+    mains = ("weight", "W", "weight_activated")
+    choices = (prefix,) if prefix else PREFIXES
+    start = next((p for p in choices if any(p + main in named for main in mains)), None)
+    if start is None:
+        layers = sorted({name.removesuffix("weight") for name in named if name.endswith(".weight")})
+        known = f" It has {', '.join(layers[:8])}" + (", …" if len(layers) > 8 else "") if layers else ""
+        raise ValueError(f"there is no {prefix}weight.{known}{'; name one as prefix.' if layers else ''}")
+    own = {name.removeprefix(start): tensor for name, tensor in named.items() if name.startswith(start)}
+    if "W" in own:
+        _only(own, ("W",))
+        return Weights(own["W"].T.contiguous(), format="metric-learning")
+    if shard or "weight_activated" in own:
+        _only(own, ("weight", *(name for name in own if name.startswith("weight_"))))  # theirs: momentum, samples
+        # `weight` is the whole shard where both are there; weight_activated then holds the rows last sampled.
+        return Weights(own.get("weight", own.get("weight_activated", torch.empty(0))), format="insightface")
+    _only(own, ("weight", "bias", "m", *REST))
+    weight, m = own.pop("weight"), own.get("m")
+    # A slice of three is taken to have three margins: were they one of the head's, the whole would not fit it.
+    if m is not None and m.shape == (3,) == weight.shape[:1] and "classes_held" not in own:
+        raise ValueError("m of 3 numbers may be one a class or one for all; change the head itself instead.")
+    if m is not None and (m.dim() == 0 or len(m) != len(weight)):
+        m = None
+    by_class = ["weight", "bias", *(["m"] if m is not None else [])]
+    state = {k: t for k, t in own.items() if k.startswith("optimizer.") and k.split(".")[1] in by_class and t.dim()}
+    rest = {k: t for k, t in own.items() if k not in state and k not in by_class}
+    ours = "scale" in rest or start == "head." or bool(state)
+    return Weights(weight, own.get("bias"), m, rest, "hypermargin" if ours else "linear", state)
+
+
+def _only(own: dict[str, Tensor], known: tuple[str, ...]) -> None:
+    other = [name for name in own if not any(name == k or (k[-1] == "." and name.startswith(k)) for k in known)]
+    if other:
+        raise ValueError(
+            f"besides the weight it holds {', '.join(other[:5])}. If the head is a layer of this model, name it as "
+            "prefix."
+        )

@@ -1,0 +1,108 @@
+"""Slices of the classes, as Partial FC cuts them: contiguous, in rank order, the first ranks one class larger."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from hypermargin import checks
+from hypermargin.head import MarginHead
+from hypermargin.heads.weights import Weights, by_class, set_classes
+
+T = TypeVar("T", MarginHead, Weights)
+SETTINGS = (
+    "dim", "margin", "unit_features", "unit_weight", "gradient", "scale_mode", "scale_floor", "learn_scale",
+    "learn_margin", "margin_reward", "ignore_index", "label_smoothing", "reduction", "sample",
+)  # fmt: skip
+
+
+def shard_range(classes: int, rank: int, world: int) -> range:
+    """The classes of one rank: C//w of them, and one more on the first C % w ranks (as insightface's PartialFC)."""
+    checks.count("classes", classes)
+    checks.count("world", world)
+    checks.count("rank", rank, 0)
+    if rank >= world:
+        raise ValueError(f"rank must lie in [0, {world}); got {rank}.")
+    start = classes // world * rank + min(rank, classes % world)
+    return range(start, start + classes // world + (rank < classes % world))
+
+
+@torch.no_grad()
+def split(target: T, world: int) -> list[T]:
+    """`world` heads (or Weights), each with its slice of the classes and the scale of the whole; all new."""
+    rows = by_class(target)
+    checks.count("world", world)
+    classes = len(rows["weight"])
+    if world > classes:
+        raise ValueError(f"world must be at most the number of classes, {classes}; got {world}.")
+    cuts = [shard_range(classes, rank, world) for rank in range(world)]
+    return [_with(target, {k: t.detach()[of.start : of.stop].clone() for k, t in rows.items()}) for of in cuts]
+
+
+@torch.no_grad()
+def join(parts: Iterable[T]) -> T:
+    """One head (or Weights) with the classes of all, in this order; new. All else must be the same in all."""
+    parts = list(parts)
+    if not parts:
+        raise ValueError("parts is empty: nothing to join.")
+    rows = [by_class(part) for part in parts]
+    for k, part in enumerate(parts):
+        _same(parts[0], part, k)
+        for name, first in rows[0].items():
+            mine = rows[k].get(name)
+            if mine is None or mine.shape[1:] != first.shape[1:]:
+                got = "none" if mine is None else tuple(mine.shape[1:])
+                raise ValueError(f"part {k} has a {name} of {got} a class; the first has {tuple(first.shape[1:])}.")
+            if mine.dtype != first.dtype:
+                raise ValueError(f"part {k} has a {name} of {mine.dtype}, the first of {first.dtype}.")
+        if rows[k].keys() != rows[0].keys():
+            more = sorted(rows[k].keys() - rows[0].keys())
+            raise ValueError(f"part {k} also has {', '.join(more)}, which the first has not.")
+    return _with(parts[0], {name: torch.cat([each[name].detach() for each in rows]) for name in rows[0]})
+
+
+def _with(target: T, rows: dict[str, Tensor]) -> T:
+    """A copy with these rows in place of its own, which are never copied."""
+    if isinstance(target, Weights):
+        found = copy.copy(target)
+        found.rest = dict(target.rest)
+        found.put(rows)
+        return found
+    # Neither copied: the optimiser stays with the head it belongs to, and the old rows are large.
+    shell = copy.copy(target)
+    shell.__dict__["fused_optimizer"] = None
+    memo: dict[int, object] = {}
+    for name, old in by_class(target).items():
+        new = rows[name]
+        memo[id(old)] = nn.Parameter(new, old.requires_grad) if isinstance(old, nn.Parameter) else new
+    made = copy.deepcopy(shell, memo)
+    set_classes(made, len(rows["weight"]))
+    return made
+
+
+def _same(first: MarginHead | Weights, part: MarginHead | Weights, k: int) -> None:
+    if type(first) is not type(part):
+        raise TypeError(f"part {k} is a {type(part).__name__}, the first a {type(first).__name__}.")
+    one, other = _settings(first), _settings(part)
+    for name in [*one, *(name for name in other if name not in one)]:
+        a, b = one.get(name), other.get(name)
+        if isinstance(a, Tensor) and isinstance(b, Tensor):
+            # Ranks that count alike may differ in the last digit of a learned scale.
+            alike = a.shape == b.shape and torch.allclose(a.double(), b.double(), rtol=1e-5, atol=0, equal_nan=True)
+            a, b = a.tolist(), b.tolist()
+        else:
+            alike = not isinstance(a, Tensor) and not isinstance(b, Tensor) and a == b
+        if not alike:
+            raise ValueError(f"part {k} has {name} {b}, the first {a}. Only parts of one head can be joined.")
+
+
+def _settings(target: MarginHead | Weights) -> dict[str, object]:
+    """All that does not go by class."""
+    if isinstance(target, Weights):
+        return dict(target.rest)
+    rows, state = by_class(target), target.state_dict()
+    return {name: getattr(target, name) for name in SETTINGS} | {k: t for k, t in state.items() if k not in rows}

@@ -1,0 +1,168 @@
+"""Partial FC: of all classes only the labels of the batch and some random rivals, at every step anew.
+
+An et al. 2022 (arXiv:2203.15565). Which rivals depends on seed and step alone, not on how many ranks there are: a
+permutation of the class numbers is computed number by number, so each rank looks only at its own.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hypermargin import checks
+from hypermargin.parallel.shard import Part
+
+_ROUNDS = 8
+_LOW = 0xFFFFFFFF
+
+
+@dataclass(frozen=True)
+class PartialFC:
+    """Settings of sampling, for `MarginHead(…, sample=PartialFC(0.1))`, with or without a shard.
+
+    - rate: ⌊rate·C⌋ classes take part in a training step: all labels of the batch (of all ranks), however many,
+      and rivals drawn from the others. 1 is the full head. In evaluation all classes take part.
+    - correct: a class that was drawn with probability p counts 1/p times, which makes the expectation of Σ exp z
+      that of all classes. Without it the sum is too small, and the loss with it, by about log(1/rate). So that p is
+      never 0, ⌈rate·others⌉ rivals are drawn then, however many labels there are: a few more than ⌊rate·C⌋ in all.
+      It makes the loss comparable. Training need not gain: at small rates a few rivals that count much are noise.
+    - seed: the classes of a step depend on it and on the number of the step
+
+    Gradients are sparse: rows that took no part are absent. `SampledSGD` leaves those as they are. DDP does not
+    reduce sparse gradients: several processes share a sampled head by `shard=Shard()`.
+    """
+
+    rate: float
+    correct: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        checks.positive("PartialFC(rate=…)", self.rate)
+        if self.rate > 1:
+            raise ValueError(f"PartialFC(rate=…) must lie in (0, 1]; got {self.rate:g}. 1 is all classes.")
+        checks.count("PartialFC(seed=…)", self.seed, 0)
+
+
+class Sampling(NamedTuple):
+    """What decides which classes take part in one step."""
+
+    settings: PartialFC
+    step: Tensor  # (), int64
+
+    def most(self, part: Part) -> int:
+        """About how many classes of a slice take part."""
+        return max(min(math.ceil(self.settings.rate * part.most), part.most), 1)
+
+
+class Sample(NamedTuple):
+    """The classes of one step that are held here."""
+
+    rows: Tensor  # (S,)  their rows in the slice, ascending
+    log_times: Tensor | None  # (S,)  log of how often each counts, where corrected
+    bound: float  # none of log_times is larger
+
+    def of(self, table: Tensor) -> Tensor:
+        """Rows of a table by class; the gradient by the table is sparse."""
+        out: Tensor = _Rows.apply(table, self.rows)
+        return out
+
+    def find(self, local: Tensor) -> Tensor:
+        """Rows of the slice → rows of the sample; −1 where it does not hold them."""
+        if not self.rows.numel():
+            return torch.full_like(local, -1)
+        at = torch.searchsorted(self.rows, local).clamp(max=self.rows.shape[0] - 1)
+        return at.masked_fill(self.rows[at] != local, -1)
+
+
+@cache
+def _silence() -> None:
+    """Some versions of torch warn of crashes at a sparse tensor unless its checks are left out in so many words."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if not torch.sparse.check_sparse_tensor_invariants.is_enabled():
+            torch.sparse.check_sparse_tensor_invariants.disable()
+
+
+def draw(sampling: Sampling, part: Part, labels: Tensor) -> Sample:
+    """The classes of a step: those of `labels` (any shape, −1: none) and the first others of a permutation."""
+    _silence()
+    settings, step = sampling
+    positives = labels.flatten().unique()
+    positives = positives[positives >= 0]
+    known = positives.shape[0]
+    others = part.classes - known
+    if settings.correct:
+        wanted = max(math.ceil(settings.rate * others - 1e-9), 0)
+    else:
+        wanted = max(math.floor(settings.rate * part.classes + 1e-9) - known, 0)
+    # A positive that stands before the wanted number of others in the permutation makes room for one more place.
+    own = torch.arange(part.start, part.stop, device=labels.device)
+    place, place_of_own = permuted(torch.cat((positives, own)), part.classes, settings.seed, step).tensor_split(
+        [known]
+    )
+    end = wanted + (place.sort().values - torch.arange(known, device=place.device) < wanted).sum()
+    taken = place_of_own < end
+    mine = positives[(positives >= part.start) & (positives < part.stop)] - part.start
+    is_label = torch.zeros_like(taken).index_fill(0, mine, True)
+    rows = (taken | is_label).nonzero().squeeze(1)
+    if not settings.correct or not wanted:
+        return Sample(rows, None, 0.0)
+    log_times = math.log(others / wanted)
+    return Sample(rows, torch.where(is_label[rows], 0.0, log_times), log_times)
+
+
+def permuted(ids: Tensor, classes: int, seed: int, step: Tensor) -> Tensor:
+    """π(ids), π a pseudo-random permutation of 0 … classes−1 for each (seed, step).
+
+    A Feistel network with sums permutes 0 … a·b−1, a = ⌈√C⌉ and b as small as will do. What lands beyond the
+    classes, one in √C at most, is sent on until it does not.
+    """
+    a = math.isqrt(classes - 1) + 1
+    b = -(-classes // a)
+    key = _mix(step.to(ids.device) + _mix(torch.full((), seed & _LOW, device=ids.device)))
+    keys = [_mix(key + 0x9E3779B9 * (number + 1)) for number in range(_ROUNDS)]
+
+    def once(x: Tensor) -> Tensor:
+        high, low = x // b, x % b
+        for number, round_key in enumerate(keys):
+            if number % 2:
+                low = (low + _mix(high + round_key)) % b
+            else:
+                high = (high + _mix(low + round_key)) % a
+        return high * b + low
+
+    out = once(ids)
+    while (beyond := (out >= classes).nonzero().squeeze(1)).numel():  # fewer at every turn
+        out[beyond] = once(out[beyond])
+    return out
+
+
+def _mix(x: Tensor) -> Tensor:
+    """murmur3's last step: 32 bits in int64, each bit of the result a coin toss of all bits of x."""
+    x = x & _LOW
+    x = ((x ^ (x >> 16)) * 0x85EBCA6B) & _LOW
+    x = ((x ^ (x >> 13)) * 0xC2B2AE35) & _LOW
+    return x ^ (x >> 16)
+
+
+class _Rows(torch.autograd.Function):
+    """table[rows] with rows ascending; on the way back a coalesced sparse gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, rows: Tensor) -> Tensor:
+        ctx.save_for_backward(rows)
+        ctx.shape = table.shape
+        return table.index_select(0, rows)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (rows,) = ctx.saved_tensors
+        by_table = torch.sparse_coo_tensor(rows[None], grad, ctx.shape, is_coalesced=True, check_invariants=False)
+        return by_table, None
