@@ -1,4 +1,4 @@
-"""What the ranks of tests/test_sharded.py do: every case compares a sharded head with the plain one, in float64."""
+"""What the ranks of tests/parallel/test_sharded.py do: every case compares a sharded head with the plain one, in float64."""
 
 from __future__ import annotations
 

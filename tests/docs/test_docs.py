@@ -173,9 +173,9 @@ def test_errata_and_their_tests_name_each_other():
     """Every erratum has a test, and every test of an erratum is named there."""
     text = (ROOT / "docs/errata.md").read_text(encoding="utf-8")
     named = set(re.findall(r"tests/test_errata\.py::(\w+)", text))
-    assert named == {name for name in functions(ROOT / "tests/test_errata.py") if name.startswith("test_")}
+    assert named == {name for name in functions(ROOT / "tests/core/test_errata.py") if name.startswith("test_")}
     for section in re.split(r"^## ", text, flags=re.M)[1:]:
-        assert "tests/test_errata.py::test_" in section, section.splitlines()[0]
+        assert "tests/core/test_errata.py::test_" in section, section.splitlines()[0]
 
 
 def test_the_family_table_of_the_readme_is_the_one_in_the_code():
