@@ -22,8 +22,7 @@ from hypermargin.family import create_head, list_heads
 from hypermargin.functional import margin_cross_entropy, margin_softmax
 from hypermargin.head import MarginHead
 from hypermargin.optim import FusedSGD, SampledSGD
-from hypermargin.parallel.partial_fc import PartialFC
-from hypermargin.parallel.shard import Shard
+from hypermargin.parallel import PartialFC, Shard
 from hypermargin.training import load
 
 if TYPE_CHECKING:

@@ -1,121 +1,193 @@
-"""What the caller gives, checked; of a sharded head, what all ranks give, brought together."""
+"""A batch on its way to the loss: as given and checked, as scaled features, and what is known of its targets."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal, NamedTuple
+import math
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from hypermargin import checks
-from hypermargin.numerics import wide_dtype, widen
-from hypermargin.parallel.messages import Rows, gather_rows
-from hypermargin.parallel.shard import Part
+from hypermargin.layout import ClassTable, Layout
+from hypermargin.numerics import angle_between, fit, polar, wide_dtype, widen
+from hypermargin.scales import needed_scale
+
+if TYPE_CHECKING:
+    from hypermargin.margins import Margin
 
 
-class Given(NamedTuple):
+class Batch(NamedTuple):
     """A checked batch; of a sharded head, the rows of all ranks."""
 
     features: Tensor  # (N, d)
-    y: Tensor  # (N, K)  labels
-    all_used: bool  # no row is ignored, and this is known
-    scale: float | Tensor
-    share: float | Tensor  # of the first label, with mixup
-    m: Tensor | None
-    rows: Rows | None = None  # whose they are, with a shard
+    y: Tensor  # (N, L)  labels, two with mixup; −1 in rows that do not count
+    used: Tensor | None  # (N,)  which rows count; None: all
+    scale: float | Tensor  # s, one or one per row
+    share: float | Tensor = 1.0  # of the first label, with mixup
+    m: Tensor | None = None  # one margin for all, or one per row (N, 1, …)
+    m_by_row: bool = False
+    class_m: Tensor | None = None  # (C, …)  margins by class
+    rows: Any = None  # which ranks brought which rows, if several did
+
+    def clean(self, dtype: torch.dtype) -> Tensor:
+        """Return the features in a wide dtype, with zeros instead of whatever is in rows that do not count."""
+        x = widen(self.features, dtype)
+        return x if self.used is None else x.masked_fill(~self.used.unsqueeze(1), 0.0)
 
 
-def given(
+def check_batch(
     features: Tensor,
     weight: Tensor,
     labels: Tensor | None,
+    layout: Layout,
     *,
-    scale: float | Tensor,
-    bias: Tensor | None,
-    ignore_index: int = -100,
-    mix: checks.Mix | None = None,
+    scale: float | Tensor | str | None,
+    unit_features: bool = True,
+    bias: Tensor | None = None,
+    centres: int = 1,
+    margin: Margin | None = None,
     m: Tensor | None = None,
-    numbers: int | None = None,
+    mix: checks.Mix | None = None,
+    ignore_index: int = -100,
     check: bool | Literal["auto"] = "auto",
-    part: Part | None = None,
-    call: str = "",
-) -> Given:
-    """Check a batch, and with a shard bring together those of all ranks.
+) -> Batch:
+    """Return a batch whose shapes fit together, and whose values make sense if `check` says to read them."""
+    checks.features_and_weight(features, weight)
+    layout.check_weight(weight, centres)
+    N, here = features.shape[0], weight.shape[0] // centres
+    checks.class_bias(bias, here, features.device)
+    scale = needed_scale(scale, unit_features, layout.classes(here), features.shape[1], margin)
+    checks.row_scale(scale, N)
+    if labels is None:
+        return Batch(features, torch.empty(N, 0, dtype=torch.int64, device=features.device), None, scale)
+    checks.labels_like("labels", labels, N, features.device)
+    checks.mixture(mix, N, features.device)
+    both = {"labels": labels} if mix is None else {"labels": labels, "mix[0] (other_labels)": mix[0]}
+    y = torch.stack([each.long() for each in both.values()], 1)
+    used: Tensor | None = (y != ignore_index).all(1)
+    if checks.wanted(check, features, labels):
+        for name, each in both.items():
+            checks.label_values(name, each, layout.classes(here), ignore_index)
+        used = _checked_rows("features", features, used, scale)
+    found = _with_margins(features, y, used, scale, margin, m, here)
+    return found if mix is None else found._replace(share=mix[1])
 
-    `numbers` is how many an m consists of. `call` says what is asked for, which must be the same on all ranks.
+
+def check_cosines(
+    cosines: Tensor,
+    labels: Tensor,
+    scale: float | Tensor | str,
+    *,
+    margin: Margin,
+    m: Tensor | None,
+    ignore_index: int,
+    check: bool | Literal["auto"],
+) -> Batch:
+    """Return a batch of cosines (N, C), which stand where the features would."""
+    checks.cosines_matrix(cosines)
+    N, classes = cosines.shape
+    checks.labels_like("labels", labels, N, cosines.device)
+    s = needed_scale(scale, True, classes, classes, margin)
+    checks.row_scale(s, N)
+    used: Tensor | None = labels != ignore_index
+    if checks.wanted(check, cosines, labels):
+        checks.label_values("labels", labels, classes, ignore_index)
+        checks.cosine_values(cosines[used])
+        used = _checked_rows("cosines", cosines, used, s)
+    return _with_margins(cosines, labels.long().unsqueeze(1), used, s, margin, m, classes)
+
+
+def _checked_rows(name: str, x: Tensor, used: Tensor | None, scale: float | Tensor) -> Tensor | None:
+    """Read values: no NaN where it counts, a positive scale. Return which rows count, None if all do."""
+    checks.finite_rows(name, x, used)
+    checks.positive_values("scale", scale)
+    return None if used is None or bool(used.all()) else used
+
+
+def _with_margins(
+    x: Tensor,
+    y: Tensor,
+    used: Tensor | None,
+    scale: float | Tensor,
+    margin: Margin | None,
+    m: Tensor | None,
+    classes: int,
+) -> Batch:
+    """Return the batch, its m told apart by its shape: one for all, one per class (C,) or one per row (N, 1)."""
+    if used is not None:
+        y = y.masked_fill(~used.unsqueeze(1), -1)
+    if m is None:
+        return Batch(x, y, used, scale)
+    own = None if margin is None else margin.m
+    numbers = None if own is None else len(own) if isinstance(own, tuple) else 1
+    checks.margin_tensor(m, numbers, len(y), classes)
+    axes = m.dim() - (numbers != 1)
+    return Batch(x, y, used, scale, class_m=m) if axes == 1 else Batch(x, y, used, scale, m=m, m_by_row=axes == 2)
+
+
+class ScaledRows(NamedTuple):
+    """Features as the products take them."""
+
+    f: Tensor  # (N, d)  s·x̂, or s·x
+    direction: Tensor  # (N, d)  x̂, zero for zero rows
+    length: Tensor  # (N, 1)  |f|
+    x: Tensor  # (N, d)  float32 or wider, zeros in rows that do not count
+    norm: Tensor  # (N, 1)  |x|
+    s: Tensor | float  # a number, (), or (N, 1)
+
+
+def scale_rows(batch: Batch, table: ClassTable, layout: Layout, *, unit_features: bool) -> ScaledRows:
+    """Return f = s·x̂ or s·x and its parts.
+
+    Rows whose products against a free weight would overflow are shrunk until they do not.
     """
-
-    def checked() -> Given:
-        checks.features_and_weight(features, weight, bias, 1 if part is None else 0)
-        if part is not None:
-            part.check_slice(weight)
-        rows, classes = features.shape[0], weight.shape[0] if part is None else part.classes
-        checks.row_scale(scale, rows)
-        if labels is None:
-            nothing = torch.empty(rows, 0, dtype=torch.int64, device=features.device)
-            return Given(features, nothing, True, scale, 1.0, m)
-        checks.labels_like("labels", labels, rows, features.device)
-        checks.mixture(mix, rows, features.device)
-        checks.margin_tensor(m, numbers, rows, weight.shape[0])
-        both = [labels] if mix is None else [labels, mix[0]]
-        y = torch.stack([each.long() for each in both], 1)
-        all_used = False
-        if checks.wanted(check, features, labels):
-            for name, each in zip(("labels", "mix[0] (other_labels)"), both, strict=False):
-                checks.label_values(name, each, classes, ignore_index)
-            is_used = (y != ignore_index).all(1)
-            checks.finite_rows("features", features, is_used)
-            checks.positive_values("scale", scale)
-            all_used = bool(is_used.all())
-        return Given(features, y, all_used, scale, 1.0 if mix is None else mix[1], m)
-
-    if part is None:
-        return checked()
-    return _of_all_ranks(checked, part, weight, axes_of(m, numbers), call)
+    x = batch.clean(wide_dtype(batch.features, table.weight))
+    s = column(batch.scale, x.dtype)
+    if not (unit_features and table.unit):
+        largest: float | Tensor = 1.0
+        if not table.unit:
+            longest = torch.linalg.vector_norm(table.weight.detach(), math.inf).clamp(min=1.0)
+            largest = layout.largest(longest.to(x.dtype))
+        entries = layout.classes(len(table.weight) // table.centres) * table.centres * table.weight.shape[1]
+        limit = torch.finfo(x.dtype).max / (4.0 * entries) / largest
+        x = fit(x, limit / (s.detach().clamp(min=1.0) if isinstance(s, Tensor) else max(s, 1.0)))
+    direction, norm = polar(x)
+    if unit_features:
+        return ScaledRows(s * direction, direction, s * norm.detach().sign(), x, norm, s)  # zero rows stay zero
+    return ScaledRows(s * x, direction, s * norm, x, norm, s)
 
 
-def axes_of(m: Tensor | None, numbers: int | None) -> int:
-    """0: one m for all; 1: one a class, (C,); 2: one a row, (N, 1)."""
-    return 0 if m is None else m.dim() - (numbers is not None and numbers > 1)
+def column(scale: float | Tensor, dtype: torch.dtype) -> Tensor | float:
+    """Return the scale in a shape that multiplies rows."""
+    if not isinstance(scale, Tensor):
+        return float(scale)
+    s = widen(scale, dtype)
+    return s.reshape(-1, 1) if s.dim() else s
 
 
-def _of_all_ranks(checked: Callable[[], Given], part: Part, weight: Tensor, axes: int, call: str) -> Given:
-    """The batch of all ranks, or an error on all ranks."""
-    if part.world == 1:
-        one = checked()
-        return one._replace(rows=Rows([one.features.shape[0]], 0, part.group))
-    try:
-        one = checked()
-    except Exception as error:
-        part.refuse(error, weight.device)
-    x, share = one.features, one.share
-    wide = wide_dtype(x, weight)
-    tables: dict[str, Tensor | float | None] = {"scale": one.scale, "m": one.m if axes == 2 else None}
-    if one.y.shape[1] == 2:  # each rank may have drawn a number of its own
-        share = share.to(wide) if isinstance(share, Tensor) else x.new_full((), share, dtype=wide)
-        tables["mix weight"] = share.expand(x.shape[0])
-    by_row = {name: t for name, t in tables.items() if isinstance(t, Tensor) and t.dim()}
-    learns = torch.is_grad_enabled()
-    words = [call, f"{x.dtype} features", f"{one.y.shape[1]} labels a row"]
-    words += [f"gradients {'on' if learns else 'off'}"]
-    words += [] if isinstance(one.scale, Tensor) else [f"scale {one.scale:g}"]
-    words += [f"{name} by row, {t.dtype}, gradient {t.requires_grad}" for name, t in by_row.items()]
-    rows, by_rank = part.agree(x.shape[0], ", ".join(words), (learns and x.requires_grad, one.all_used), x.device)
-    if any(flags[0] for flags in by_rank) and not x.requires_grad:
-        x = x.detach().requires_grad_()  # nobody wants its gradient, but the others wait for my share of theirs
-    of_all = {name: gather_rows(t, rows) for name, t in by_row.items()}
-    scale, m = one.scale, one.m
-    if isinstance(scale, Tensor) and "scale" not in by_row:
-        scale = part.spread(widen(scale, wide))
-    if m is not None and axes == 0:
-        m = part.spread(widen(m, wide))
-    return Given(
-        gather_rows(x, rows, wide),
-        rows.collected(one.y),
-        all(flags[1] for flags in by_rank),
-        of_all.get("scale", scale),
-        of_all.get("mix weight", share),
-        of_all.get("m", m),
-        rows,
-    )
+class Target(NamedTuple):
+    """What is known of each row's own classes before any margin; (N, L) each, of the nearest centre."""
+
+    product: Tensor  # ⟨f, w̃_y⟩: linear in f, so its gradient is w̃_y even where f or w̃_y is zero
+    angle: Tensor  # between f and W_y, in [0, π]; π/2 for zero rows
+    norm: Tensor | float  # |w̃_y|; 1 if the weight is normalised
+    products: Tensor  # (N, L, K)  of every centre
+
+
+def target_of(rows: ScaledRows, label_rows: Tensor, table: ClassTable) -> Target:
+    """Return the geometry of the targets from the rows (N, L·K, d) of their classes: N×d work, plain autograd."""
+    product = (rows.f.unsqueeze(1) * label_rows).sum(-1)
+    directions, norm = label_rows, None
+    if not table.unit:
+        directions, norms = polar(label_rows)
+        norm = norms.squeeze(-1)
+    angle = angle_between(rows.direction.unsqueeze(1), directions)
+    products = product.unflatten(1, (-1, table.centres))
+    if table.centres > 1:
+        nearest = products.detach().argmax(-1, keepdim=True)
+        product, angle, norm = (
+            None if t is None else t.view_as(products).gather(-1, nearest).squeeze(-1)
+            for t in (product, angle, norm)
+        )
+    return Target(product, angle, 1.0 if norm is None else norm, products)

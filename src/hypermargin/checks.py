@@ -9,9 +9,14 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from hypermargin.margins import Margin
+    from hypermargin.rules import Rule
 
 Mix = tuple[Tensor, float | Tensor]
 
@@ -87,7 +92,7 @@ def _same_device(name: str, tensor: Tensor, device: torch.device) -> None:
 
 
 def labels_like(name: str, labels: object, rows: int, device: torch.device) -> None:
-    """Integer class ids, one a row, on the same device."""
+    """Integer class ids, one per row, on the same device."""
     if not isinstance(labels, Tensor):
         raise TypeError(f"{name} must be an integer tensor of shape ({rows},); got {type(labels).__name__}.")
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
@@ -95,25 +100,28 @@ def labels_like(name: str, labels: object, rows: int, device: torch.device) -> N
     if labels.dim() != 1 or labels.shape[0] != rows:
         hint = " One-hot rows become ids with .argmax(1)." if labels.dim() == 2 else ""
         raise ValueError(
-            f"{name} must have shape ({rows},), one a row of features; got {tuple(labels.shape)}.{hint}"
+            f"{name} must have shape ({rows},), one per row of features; got {tuple(labels.shape)}.{hint}"
         )
     _same_device(name, labels, device)
 
 
-def features_and_weight(features: Tensor, weight: Tensor, bias: Tensor | None = None, least: int = 1) -> None:
-    """(N, d) against (C, d) with C ≥ `least`, on one device, with a bias of (C,) or none."""
+def features_and_weight(features: Tensor, weight: Tensor) -> None:
+    """Require (N, d) against (rows, d), on one device."""
     _matrix("weight", weight, "(classes, dim)")
     _matrix("features", features, "(rows, dim)")
-    classes, dim = weight.shape
-    if classes < least:
-        raise ValueError(f"weight must have at least one class; got shape (0, {dim}).")
+    dim = weight.shape[1]
     if dim == 0 or features.shape[1] != dim:
         raise ValueError(f"features must have {dim} columns like weight (at least 1); got {tuple(features.shape)}.")
     _same_device("weight", weight, features.device)
-    if bias is not None:
-        if bias.shape != (classes,):
-            raise ValueError(f"bias must have shape ({classes},), one a class; got {tuple(bias.shape)}.")
-        _same_device("bias", bias, features.device)
+
+
+def class_bias(bias: Tensor | None, classes: int, device: torch.device) -> None:
+    """Require one number per class, one for all, or none."""
+    if bias is None:
+        return
+    if tuple(bias.shape) not in ((), (classes,)):
+        raise ValueError(f"bias must have shape ({classes},), one per class, or (); got {tuple(bias.shape)}.")
+    _same_device("bias", bias, device)
 
 
 def cosines_matrix(cosines: Tensor) -> None:
@@ -124,15 +132,15 @@ def cosines_matrix(cosines: Tensor) -> None:
 
 
 def row_scale(scale: float | Tensor, rows: int) -> None:
-    """A positive number, a tensor holding one, or one a row."""
+    """A positive number, a tensor holding one, or one per row."""
     if not isinstance(scale, Tensor):
         positive("scale", scale)
     elif scale.dim() > 0 and tuple(scale.shape) not in ((rows,), (rows, 1)):
-        raise ValueError(f"scale must be a number or have shape ({rows},), one a row; got {tuple(scale.shape)}.")
+        raise ValueError(f"scale must be a number or have shape ({rows},), one per row; got {tuple(scale.shape)}.")
 
 
 def margin_tensor(m: Tensor | None, numbers: int | None, rows: int, classes: int) -> None:
-    """One m, one a class (C,), or one a row (N, 1); Combined has three numbers in a last dimension."""
+    """One m, one per class (C,), or one per row (N, 1); Combined has three numbers in a last dimension."""
     if m is None:
         return
     if numbers is None:
@@ -141,8 +149,8 @@ def margin_tensor(m: Tensor | None, numbers: int | None, rows: int, classes: int
     allowed = [tail, (classes, *tail), (rows, 1, *tail)]
     if tuple(m.shape) not in allowed:
         raise ValueError(
-            f"m must have shape {allowed[0]} (one for all), {allowed[1]} (one a class) "
-            f"or {allowed[2]} (one a row); got {tuple(m.shape)}."
+            f"m must have shape {allowed[0]} (one for all), {allowed[1]} (one per class) "
+            f"or {allowed[2]} (one per row); got {tuple(m.shape)}."
         )
 
 
@@ -160,6 +168,55 @@ def mixture(mix: Mix | None, rows: int, device: torch.device) -> None:
             )
     elif not 0 <= mix[1] <= 1:
         raise ValueError(f"mix[1] (weight) must lie in [0, 1]; got {mix[1]:g}. It is the share of `labels`.")
+
+
+def loss_options(
+    margin: Margin, rule: Rule, gradient: str, lam: float | Tensor, label_smoothing: float, reduction: str
+) -> None:
+    """Require what every loss needs to be told."""
+    margin_object(margin)
+    if not hasattr(rule, "aggregate"):
+        raise TypeError(f"rule must be a Rule such as rules.MVSoftmax(t=0.2); got {rule!r}.")
+    one_of("gradient", gradient, ("exact", "straight"))
+    one_of("reduction", reduction, ("mean", "sum", "none"))
+    in_range("label_smoothing", label_smoothing, 0.0, 1.0)
+    if not isinstance(lam, Tensor):
+        in_range("lam", lam, 0.0, math.inf)
+
+
+def margin_object(margin: object) -> None:
+    """Require a Margin; a number is what other libraries take, in degrees or in radians."""
+    if hasattr(margin, "psi"):
+        return
+    hint = ""
+    if isinstance(margin, int | float) and not isinstance(margin, bool):
+        m = math.radians(margin) if margin > math.pi else margin
+        degrees = f"; {margin:g} degrees are {m:.4g}" if margin > math.pi else ""
+        hint = (
+            f" A number is its m, in radians{degrees}: ArcFace(m={m:.4g}), or create_head('arcface', …, m={m:.4g})."
+        )
+    raise TypeError(f"margin must be a Margin such as ArcFace(m=0.5); got {margin!r}.{hint}")
+
+
+def combination(
+    rule: Rule, unit_weight: bool, centres: int, label_smoothing: float, mixed: bool, all_classes: bool
+) -> None:
+    """Require options that go together."""
+    count("centres", centres)
+    if label_smoothing and not all_classes:
+        raise ValueError(
+            f"label_smoothing={label_smoothing:g} is about every class, and a sample leaves most out; choose one."
+        )
+    if label_smoothing and centres > 1:
+        raise ValueError(f"label_smoothing={label_smoothing:g} needs centres=1; got centres={centres}.")
+    if rule.is_softmax:
+        return
+    if label_smoothing:
+        raise ValueError(f"label_smoothing={label_smoothing:g} is about softmax's logits; rule={rule} has others.")
+    if not unit_weight and not rule.is_identity:
+        raise ValueError(f"rule={rule} is about cosines, so it needs unit_weight=True.")
+    if mixed and rule.needs_threshold:
+        raise ValueError(f"rule={rule} has a threshold per row, and mix gives a row two targets; choose one.")
 
 
 def label_values(name: str, labels: Tensor, classes: int, ignore_index: int) -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 from hypermargin import checks
-from hypermargin.head import MarginHead
+from hypermargin.head import MarginHead, setting_names
 from hypermargin.margins import ArcFace, Combined, CosFace, Margin, NoMargin, SphereFace
+from hypermargin.rules import SOFTMAX
 from hypermargin.schedule import LambdaAnnealing, Schedule
+from hypermargin.settings import HeadOverrides, unknown_setting
 
 
 @dataclass(frozen=True)
@@ -112,22 +113,22 @@ def list_heads() -> list[str]:
     return list(FAMILY)
 
 
-def create_head(name: str, dim: int, classes: int, **overrides: Any) -> MarginHead:
-    """A head of the family by name, with its paper's defaults, λ schedule included.
+def create_head(name: str, dim: int, classes: int, **overrides: Unpack[HeadOverrides]) -> MarginHead:
+    """Return a head of the family by name, with its paper's defaults, λ schedule included.
 
     The one exception: ArcFace continues smoothly past π (beyond="smooth"), where its paper says nothing.
 
-    `overrides` are fields of its margin (m, or m1, m2, m3; lam, beyond) and arguments of `MarginHead` (scale, bias,
-    learn_scale, backend, …). A given `lam` is constant, so it replaces the λ schedule; lam=0 is the bare margin.
+    `overrides` are fields of its margin (m, or m1, m2, m3; lam, beyond), of its rule (t, …) and arguments of `MarginHead`
+    (scale, bias, learn_scale, backend, …); a field that margin and rule both have is set in both. A given `lam` is
+    constant, so it replaces the λ schedule; lam=0 is the bare margin.
 
         create_head("arcface", 512, 10_000, m=0.4, scale=32.0)
     """
     if name not in FAMILY:
         known = ", ".join(FAMILY)
         raise ValueError(f"unknown head {name!r}; the family has {known}.{checks.near(name, FAMILY)}")
-    recipe = FAMILY[name]
+    recipe, given = FAMILY[name], dict[str, Any](overrides)
     settings: dict[str, Any] = {
-        "margin": recipe.margin,
         "scale": recipe.scale,
         "bias": recipe.bias,
         "unit_features": recipe.unit_features,
@@ -136,24 +137,22 @@ def create_head(name: str, dim: int, classes: int, **overrides: Any) -> MarginHe
         "scale_floor": recipe.scale_floor,
         "schedule": recipe.schedule and recipe.schedule(),
     }
-    margin = overrides.get("margin", recipe.margin)
-    checks.instance("margin", margin, Margin, "ArcFace(m=0.5)")
-    of_margin = [f.name for f in dataclasses.fields(margin)]
-    of_head = [p for p in inspect.signature(MarginHead).parameters if p not in ("dim", "classes")]
-    for key in overrides:
-        if key not in of_margin and key not in of_head:
-            allowed = [*of_margin, *of_head]
-            raise TypeError(
-                f"{name} has no setting {key!r}; it takes {', '.join(allowed)}.{checks.near(key, allowed)}"
-            )
-    if isinstance(overrides.get("scale"), str):  # AdaCos sets s itself; the recipe's learning of it gives way
+    parts: dict[str, Any] = {"margin": given.pop("margin", recipe.margin), "rule": given.pop("rule", SOFTMAX)}
+    checks.margin_object(parts["margin"])
+    if isinstance(given.get("scale"), str):  # s is found by a rule; the recipe's learning of it gives way
         settings["learn_scale"] = False
         settings["scale_floor"] = None
-    if "lam" in overrides or "margin" in overrides:
+    if "lam" in given or "margin" in overrides:
         settings["schedule"] = None
-    settings.update((k, v) for k, v in overrides.items() if k in of_head)
-    fields = {k: v for k, v in overrides.items() if k in of_margin}
-    settings["margin"] = dataclasses.replace(margin, **fields) if fields else margin
+    for key, part in parts.items():
+        fields = {f.name for f in dataclasses.fields(part)}
+        settings[key] = dataclasses.replace(part, **{k: v for k, v in given.items() if k in fields})
+    of_parts = dict.fromkeys(f.name for part in parts.values() for f in dataclasses.fields(part))
+    of_head = ["margin", *setting_names()]
+    for key, value in given.items():
+        if key not in of_parts and key not in of_head:
+            raise unknown_setting(name, key, value, [*of_parts, *of_head])
+    settings.update((key, value) for key, value in given.items() if key in of_head)
     return MarginHead(dim, classes, **settings)
 
 

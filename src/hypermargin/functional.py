@@ -1,26 +1,33 @@
-"""The way through the house, on one screen: features → scores → ψ on N numbers → softplus(rivals − target)."""
+"""The loss as two functions, to be read from top to bottom as the formula: T, R, L = link(R, T)."""
 
 from __future__ import annotations
 
 import math
-from typing import Literal
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from hypermargin import checks
-from hypermargin.backends import Backend
-from hypermargin.backends.held import look_up
-from hypermargin.batch import axes_of, given
-from hypermargin.margins import Margin
-from hypermargin.numerics import full_precision, log_add_exp, log_sum_exp, softplus, wide_dtype, widen
-from hypermargin.optim import FusedSGD
-from hypermargin.parallel.messages import own_rows
-from hypermargin.parallel.partial_fc import Sampling
-from hypermargin.parallel.shard import Part
-from hypermargin.scoring import column, scores_of
+from hypermargin.backends import Backend, Call, Rivals, find_backend
+from hypermargin.batch import Batch, ScaledRows, Target, check_batch, check_cosines, column, scale_rows, target_of
+from hypermargin.layout import WHOLE, ClassTable, Layout, Share, look_up
+from hypermargin.margins import Margin, RowFacts, RowMargin
+from hypermargin.margins._base import KEEP
+from hypermargin.numerics import full_precision, log_sum_exp, unit, wide_dtype, widen
+from hypermargin.rules import SOFTMAX, Rule
 
 Reduction = Literal["mean", "sum", "none"]
 Gradient = Literal["exact", "straight"]
+
+
+class RowTerm(Protocol):
+    """A number that every row adds to its loss, from |x| or x: regularisers of the features. Returns (N,)."""
+
+    def __call__(self, rows: RowFacts) -> Tensor:
+        """Return the terms of these rows."""
+        ...
 
 
 def margin_softmax(
@@ -29,121 +36,87 @@ def margin_softmax(
     labels: Tensor,
     margin: Margin,
     *,
-    scale: float | Tensor = 1.0,
+    scale: float | Tensor | Literal["advised"] | None = None,
     bias: Tensor | None = None,
     unit_features: bool = True,
     unit_weight: bool = True,
+    rule: Rule = SOFTMAX,
+    centres: int = 1,
     gradient: Gradient = "exact",
     m: Tensor | None = None,
     lam: float | Tensor = 0.0,
+    row_margin: RowMargin = KEEP,
+    row_terms: Sequence[RowTerm] = (),
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
     mix: checks.Mix | None = None,
     reduction: Reduction = "mean",
     check: bool | Literal["auto"] = "auto",
-    backend: Backend = "auto",
-    update: FusedSGD | None = None,
-    part: Part | None = None,
-    sampling: Sampling | None = None,
+    backend: str | Backend = "auto",
+    layout: Layout = WHOLE,
 ) -> Tensor:
-    """Softmax cross-entropy with a margin on the target: L = softplus(R − T).
+    """Return the cross-entropy of softmax with a margin on the target: L = softplus(R − T).
 
     With z_j = s·|x||W_j|·cos θ_j + b_j (|x|, |W_j| replaced by 1 where a side is normalised):
 
         T = s·|x||W_y|·ψ(θ_y) + b_y,     R = log Σ_{j≠y} exp z_j
 
     - features (N, d), weight (C, d), labels (N,): integers in [0, C) or `ignore_index`
-    - scale: s > 0, a number, a tensor holding one, or one a row (N,)
+    - scale: s > 0, a number, a tensor holding one, one per row (N,), or "advised" for so many classes. With unit features
+      it must be given: cosines alone are too close together to learn from. Without them it is 1 unless given.
+    - bias: (C,), or () for one that all classes share
+    - rule: what a rival counts as and how rivals add up (`hypermargin.rules`); R and softplus(R − T) are softmax's
+    - centres: K rows of the weight, (C·K, d), belong to each class, one class after the other. The target is the nearest
+      centre of its class; every centre of another class is a rival.
     - gradient: "exact" is the derivative of ψ; "straight" lets dψ/dcos = 1, as insightface and OpenSphere do
     - m: a tensor standing in for the margin's own m: (), (C,) by class or (N, 1) by row
       (Combined: with a last dimension of 3); it may require a gradient
     - lam: λ ≥ 0 blends in the plain cosine, (λ cos θ + ψ)/(1 + λ)
+    - row_margin: a source of an m for every row, such as `AdaFace().row_margin()`
+    - row_terms: functions of the rows that are added to their losses
     - label_smoothing ε: cross-entropy of the margined logits against (1−ε)·onehot + ε/C
     - mix=(other_labels, weight): weight·L(labels) + (1−weight)·L(other_labels), each with its own margin, in one
       pass over the classes; a row is left out if either label is `ignore_index`
     - reduction: "mean" is over the rows that count, and 0 if there are none
     - check: read values (label range, NaN, scale) first; "auto" does so in eager mode on the CPU
-    - update: an optimiser that changes the weight in the backward (`FusedSGD`), with backend "triton"
-    - part: weight, bias and an m by class are the slice `Shard(…).part(C)` of all classes, features and labels are
-      this rank's rows, and all ranks call this together. "mean" and "sum" are over the rows of all ranks, and the
-      same on each; "none" gives this rank's rows. dW is the slice of the whole gradient; see `Shard` for dX.
-    - sampling: the classes of this step (`PartialFC`)
+    - backend: who does the N×C work: a name, or an object of `hypermargin.backends` or your own
+    - layout: where the classes live. With `Shard(…).layout(C)` weight, bias and an m by class are this rank's slice,
+      features and labels this rank's rows, and all ranks call this together. "mean" and "sum" are over the rows of all
+      ranks, and the same on each; "none" gives this rank's rows. dW is the slice of the whole gradient; see `Shard` for
+      dX.
 
     The result is float32 or wider, also under autocast.
     """
-    _check_options(margin, gradient, lam, label_smoothing, reduction)
-    numbers = _numbers(margin)
-    if part is not None and part.world == 1 and sampling is None:
-        part = None
-    if sampling is not None and (part is None or label_smoothing or update is not None):
-        raise ValueError(
-            "sampling needs part=…, and goes neither with label_smoothing, which is about every class, nor with "
-            "FusedSGD. Leave out one; SampledSGD is the optimiser for it."
-        )
-    batch = given(
-        features,
-        weight,
-        labels,
-        scale=scale,
-        bias=bias,
-        ignore_index=ignore_index,
-        mix=mix,
-        m=m,
-        numbers=numbers,
-        check=check,
-        part=part,
-        call=f"loss ({reduction}{'' if sampling is None else ', sampled'})",
+    checks.loss_options(margin, rule, gradient, lam, label_smoothing, reduction)
+    checks.combination(rule, unit_weight, centres, label_smoothing, mix is not None, layout.covers_all)
+    given = dict(scale=scale, unit_features=unit_features, bias=bias, centres=centres, margin=margin, m=m, mix=mix,
+                 ignore_index=ignore_index, check=check)  # fmt: skip  # noqa: C408
+    batch = layout.gather(
+        lambda: check_batch(features, weight, labels, layout, **given), f"loss ({reduction})", weight
     )
-    axes = axes_of(batch.m, numbers)
-    scored = scores_of(
-        batch,
-        weight,
-        bias=bias,
-        unit_features=unit_features,
-        unit_weight=unit_weight,
-        ignore_index=ignore_index,
-        class_m=batch.m if axes == 1 else None,
-        rival_sum=label_smoothing > 0,
-        backend=backend,
-        update=update,
-        part=part,
-        sampling=sampling,
-    )
-    found, held, y = scored.found, scored.held, scored.y
-    classes = weight.shape[0] if part is None else part.classes
+    backend = find_backend(backend).fitted(Call.of(batch, weight, layout, rule))
+    classes = layout.classes(len(weight) // centres)
     with full_precision(features):
-        plain = found.target if held.bias is None else found.target + held.of_labels(held.bias, elsewhere=0.0)
-        lift = _lift(margin, found.angle, batch.m if held.m is None else held.of_labels(held.m), lam, gradient)
-        target = plain + scored.length * found.norm * lift
-        rivals, rival_sum = found.rivals, found.rival_sum
-        if part is not None:  # what each rank says of its classes; from here on all ranks hold the same
-            mixed = None if mix is None else plain
-            rivals, target, mixed, rival_sum = part.combine(rivals, target, mixed, rival_sum, bound=scored.bound)
-            plain = plain if mixed is None else mixed
-
-        def loss_of(k: int) -> Tensor:
-            R, sum_R = rivals, rival_sum
-            if mix is not None:  # the other label is a rival, unless it is the same class
-                same, other = y[:, 0] == y[:, 1], plain[:, 1 - k]
-                R = log_add_exp(R, other.masked_fill(same, -math.inf))
-                sum_R = None if sum_R is None else sum_R + other.masked_fill(same, 0.0)
-            return _cross_entropy(target[:, k], R, sum_R, label_smoothing, classes)
-
-        loss = loss_of(0)
-        if mix is not None:
-            share = batch.share.to(loss.dtype) if isinstance(batch.share, Tensor) else batch.share
-            loss = share * loss + (1 - share) * loss_of(1)
-        loss = _reduce(loss, scored.counts, reduction)
-        if reduction == "none" and part is not None and batch.rows is not None:
-            loss = own_rows(loss, batch.rows)
-        return loss
+        table = layout.table(weight, batch, unit=unit_weight, bias=bias, centres=centres)
+        rows = scale_rows(batch, table, layout, unit_features=unit_features)  # f = s·x̂ or s·x
+        facts = RowFacts(rows.x, rows.norm, batch.y, layout.shared)
+        psi = _Psi(margin, row_margin(table.margins(batch.m, rows.x.dtype), facts), lam, gradient)
+        threshold = layout.sum(table.own(psi.ahead(rows, table))) if rule.needs_threshold else None
+        rivals = table.rivals(backend, rows.f, rule.at(rows.length, threshold), rival_sum=label_smoothing > 0)
+        own = target_of(rows, rivals.rows, table)  # product, angle and norm from the rows of the labels
+        T = own.product + rows.length * own.norm * psi.lift(own.angle)
+        share = _share(rivals, T, own, table, rows, rule, [term(facts) for term in row_terms])
+        bounded = unit_features and unit_weight and bias is None and rule.is_softmax
+        whole = layout.combine(table, rule.aggregate, share, bound=rows.s if bounded else None)
+        loss = _linked(rule, whole, batch, rows.s, label_smoothing, classes)
+        return layout.own(loss, batch) if reduction == "none" else _reduced(loss, batch.used, reduction)
 
 
 def margin_cross_entropy(
     cosines: Tensor,
     labels: Tensor,
     margin: Margin,
-    scale: float | Tensor = 1.0,
+    scale: float | Tensor | Literal["advised"],
     *,
     gradient: Gradient = "exact",
     m: Tensor | None = None,
@@ -153,87 +126,102 @@ def margin_cross_entropy(
     reduction: Reduction = "mean",
     check: bool | Literal["auto"] = "auto",
 ) -> Tensor:
-    """The same loss for people who already hold the N×C cosines: any margin, integer labels, no one-hot.
+    """Return the same loss for people who already hold the N×C cosines: any margin, integer labels, no one-hot.
 
     The sparse AM-Softmax, made stable: the target is masked out of the sum, where the usual trick
     log(Z − e^T) = log Z + log(1 − exp(T − log Z)) gives negative losses and −inf.
     A cosine resolves angles only down to √eps, so prefer `margin_softmax` where you have the features.
     """
-    checks.cosines_matrix(cosines)
-    rows, classes = cosines.shape
-    checks.labels_like("labels", labels, rows, cosines.device)
-    checks.row_scale(scale, rows)
-    _check_options(margin, gradient, lam, label_smoothing, reduction)
-    checks.margin_tensor(m, _numbers(margin), rows, classes)
-    y = labels.long().unsqueeze(1)
-    counts = labels != ignore_index
-    if checks.wanted(check, cosines, labels):
-        checks.label_values("labels", labels, classes, ignore_index)
-        checks.finite_rows("cosines", cosines, counts)
-        checks.cosine_values(cosines[counts])
-        checks.positive_values("scale", scale)
-
+    checks.loss_options(margin, SOFTMAX, gradient, lam, label_smoothing, reduction)
+    batch = check_cosines(cosines, labels, scale, margin=margin, m=m, ignore_index=ignore_index, check=check)
     with full_precision(cosines):
-        y = y.masked_fill(~counts.unsqueeze(1), 0)
-        c = widen(cosines, wide_dtype(cosines)).masked_fill(~counts.unsqueeze(1), 0.0)
-        s = column(scale, c)
-        c_y = c.gather(1, y)
-        m = look_up(m, y) if m is not None and axes_of(m, _numbers(margin)) == 1 else m
-        lift = _lift(margin, c_y, m, lam, gradient, angles=False)
-        z = s * c
-        smoothed = z.scatter(1, y, 0.0).sum(1) if label_smoothing else None
-        target = (s * (c_y + lift)).squeeze(1)
-        rivals = log_sum_exp(z.scatter(1, y, -math.inf))
-        return _reduce(_cross_entropy(target, rivals, smoothed, label_smoothing, classes), counts, reduction)
+        y, c = batch.y.clamp(min=0), batch.clean(wide_dtype(cosines))
+        s, c_y = column(batch.scale, c.dtype), c.gather(1, y)
+        psi = _Psi(margin, batch.m if batch.class_m is None else look_up(batch.class_m, y), lam, gradient)
+        T, z = s * (c_y + psi.lift_of_cosine(c_y)), s * c
+        rival_sum = z.scatter(1, y, 0.0).sum(1) if label_smoothing else None
+        whole = Share(log_sum_exp(z.scatter(1, y, -math.inf)), T, rival_sum=rival_sum)
+        loss = _linked(SOFTMAX, whole, batch, s, label_smoothing, c.shape[1])
+        return loss if reduction == "none" else _reduced(loss, batch.used, reduction)
 
 
-def _numbers(margin: Margin) -> int | None:
-    """How many an m consists of."""
-    return None if margin.m is None else len(margin.m) if isinstance(margin.m, tuple) else 1
+class _Psi(NamedTuple):
+    """A margin with what it is told of each row."""
+
+    margin: Margin
+    m: Tensor | None  # broadcasts against angles (N, L); None: the margin's own
+    lam: float | Tensor
+    gradient: str
+
+    def lift(self, angle: Tensor) -> Tensor:
+        """Return what the margin adds to the target's cosine: (ψ − cos θ)/(1 + λ).
+
+        Adding it to the plain product, rather than replacing that by |f||w|ψ, keeps the product's own gradient
+        exact where a zero row leaves the angle without one: a zero-initialised classifier still learns.
+        """
+        return self._blended(self.margin.psi(angle, self.m) - angle.cos())
+
+    def lift_of_cosine(self, cosine: Tensor) -> Tensor:
+        """Return the same from the cosine."""
+        return self._blended(self.margin.psi_of_cosine(cosine, self.m) - cosine)
+
+    def _blended(self, lift: Tensor) -> Tensor:
+        if isinstance(self.lam, Tensor) or self.lam:
+            lift = lift / (1 + self.lam)
+        return lift.detach() if self.gradient == "straight" else lift
+
+    @torch.no_grad()
+    def ahead(self, rows: ScaledRows, table: ClassTable) -> Tensor:
+        """Return the margined cosine of the first label, (N, 1), before the pass over the classes."""
+        w = widen(table.label_rows(table.weight), rows.f.dtype)
+        angle = target_of(rows, unit(w) if table.unit else w, table).angle
+        return (angle.cos() + self.lift(angle))[:, :1]
 
 
-def _lift(
-    margin: Margin, at: Tensor, m: Tensor | None, lam: float | Tensor, gradient: str, *, angles: bool = True
-) -> Tensor:
-    """What the margin adds to the target's cosine: (ψ − cos θ)/(1 + λ), at angles or at cosines.
-
-    Adding it to the plain product, rather than replacing that by |f||w|ψ, keeps the product's own gradient
-    exact where a zero row leaves the angle without one: a zero-initialised classifier still learns.
-    """
-    m = None if m is None else widen(m, at.dtype)
-    lift = margin.psi(at, m) - at.cos() if angles else margin.psi_of_cosine(at, m) - at
-    if isinstance(lam, Tensor) or lam:
-        lift = lift / (1 + lam)
-    return lift.detach() if gradient == "straight" else lift
-
-
-def _cross_entropy(
-    target: Tensor, rivals: Tensor, rival_sum: Tensor | None, smoothing: float, classes: int
-) -> Tensor:
-    """softplus(R − T) + (ε/C)·((C − 1)·T − Σ_{j≠y} z_j)."""
-    loss = softplus(rivals - target)
-    if rival_sum is not None:
-        loss = loss + smoothing / classes * ((classes - 1) * target - rival_sum)
-    return loss
+def _share(
+    rivals: Rivals,
+    T: Tensor,
+    own: Target,
+    table: ClassTable,
+    rows: ScaledRows,
+    rule: Rule,
+    row_terms: list[Tensor],
+) -> Share:
+    """Return what the classes that are here say of every row; nothing of labels that are elsewhere."""
+    b = None if table.bias is None else table.of_labels(table.bias)
+    as_rival = terms = None
+    if T.shape[1] > 1:  # each label is a rival of the other
+        z = rule.at(rows.length.unsqueeze(-1)).rho(own.products)
+        as_rival = table.own(rule.aggregate.total(z if b is None else z + b.unsqueeze(-1)))
+    if row_terms:
+        every = torch.stack(row_terms).sum(0)
+        terms = table.own(every.unsqueeze(1).expand_as(T))[:, 0]  # by whoever has the first label
+    return Share(rivals.rivals, table.own(T if b is None else T + b), as_rival, rivals.rival_sum, terms)
 
 
-def _reduce(loss: Tensor, counts: Tensor | None, reduction: str) -> Tensor:
-    """A mean over the rows that count; 0 if there are none."""
-    if counts is not None:
-        loss = loss.masked_fill(~counts, 0.0)
-    if reduction == "none":
-        return loss
+def _linked(rule: Rule, whole: Share, batch: Batch, s: float | Tensor, smoothing: float, classes: int) -> Tensor:
+    """Return the loss of each row, 0 where it does not count: link(R, T) + (ε/C)·((C − 1)·T − Σ_{j≠y} z_j) + terms."""
+    s = s.squeeze(-1) if isinstance(s, Tensor) and s.dim() else s
+
+    def of_label(k: int) -> Tensor:
+        R, T, rival_sum = whole.rivals, whole.target[:, k], whole.rival_sum
+        if whole.as_rival is not None:  # unless it is the same class
+            same, other = batch.y[:, 0] == batch.y[:, 1], whole.as_rival[:, 1 - k]
+            R = rule.aggregate.join(R, other.masked_fill(same, rule.aggregate.nothing))
+            rival_sum = None if rival_sum is None else rival_sum + other.masked_fill(same, 0.0)
+        loss = rule.link(R, T, s)
+        return loss if rival_sum is None else loss + smoothing / classes * ((classes - 1) * T - rival_sum)
+
+    loss = of_label(0)
+    if whole.as_rival is not None:
+        share = batch.share.to(loss.dtype) if isinstance(batch.share, Tensor) else batch.share
+        loss = share * loss + (1 - share) * of_label(1)
+    loss = loss if whole.terms is None else loss + whole.terms
+    return loss if batch.used is None else loss.masked_fill(~batch.used, 0.0)
+
+
+def _reduced(loss: Tensor, used: Tensor | None, reduction: str) -> Tensor:
+    """Return the sum, or the mean over the rows that count; 0 if there are none."""
     if reduction == "sum":
         return loss.sum()
-    return loss.sum() / (max(loss.shape[0], 1) if counts is None else counts.sum().clamp(min=1))
-
-
-def _check_options(
-    margin: Margin, gradient: str, lam: float | Tensor, label_smoothing: float, reduction: str
-) -> None:
-    checks.instance("margin", margin, Margin, "ArcFace(m=0.5)")
-    checks.one_of("gradient", gradient, ("exact", "straight"))
-    checks.one_of("reduction", reduction, ("mean", "sum", "none"))
-    checks.in_range("label_smoothing", label_smoothing, 0.0, 1.0)
-    if not isinstance(lam, Tensor):
-        checks.in_range("lam", lam, 0.0, math.inf)
+    return loss.sum() / (max(len(loss), 1) if used is None else used.sum().clamp(min=1))

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from hypermargin import checks
-from hypermargin.advise import adacos_scale, smallest_scale
-from hypermargin.backends import BACKENDS, Backend, Scores
-from hypermargin.batch import given
-from hypermargin.functional import Gradient, Reduction, margin_softmax
+from hypermargin.backends import Backend, Triton, find_backend
+from hypermargin.functional import Gradient, Reduction, RowTerm, margin_softmax
+from hypermargin.layout import WHOLE, Layout
 from hypermargin.margins import Margin
-from hypermargin.numerics import bounded, constant, snapshot, wide_dtype, widen
-from hypermargin.optim import FusedSGD
-from hypermargin.parallel.messages import Rows
-from hypermargin.parallel.partial_fc import PartialFC, Sampling
-from hypermargin.parallel.shard import Part, Reading, Shard
+from hypermargin.numerics import Reading, bounded, constant, snapshot, wide_dtype, widen
+from hypermargin.parallel import PartialFC, Sampled, Shard
+from hypermargin.rules import SOFTMAX, Rule
 from hypermargin.schedule import Adjustment, Alternation, Schedule
-from hypermargin.scoring import adacos_step, logits_of, scores_of, watched
+from hypermargin.scores import Scores, adacos_step, logits, scores
+from hypermargin.settings import HeadSettings, Scale, unknown_setting
 
-AUTOMATIC_SCALES = ("adacos", "adacos-dynamic")
+if TYPE_CHECKING:
+    from hypermargin.optim import FusedSGD
 
 
 class MarginHead(nn.Module):
@@ -32,11 +32,18 @@ class MarginHead(nn.Module):
         head(features, labels) → loss          head(features) = head.logits(features): no label, no margin
         head.predict_proba(features)           head.scores(features, labels): angles and rivals, for watching
 
-    - scale: s, a number; "adacos" for √2·ln(C−1); "adacos-dynamic" for s from each batch's median angle, which
-      costs a second pass over the classes. Under DDP each process has its own; a sharded head, one of all rows.
+    - scale: s, a number, which unit features need; "advised" for what `advise.recommend` says; "adacos" for √2·ln(C−1);
+      "adacos-dynamic" for s from each batch's median angle, which costs a second pass over the classes. Under DDP each
+      process has its own; a sharded head, one of all rows. Features that keep their length have s = 1 unless given.
+    - bias: True for one per class, "shared" for one that all classes share
+    - rule: what a rival counts as (`hypermargin.rules`)
+    - centres: rows of the weight per class. The target is the nearest of its class, and all of the others are rivals;
+      `logits` are those of each class's nearest.
     - learn_scale: s is a parameter, never below `scale_floor` (default: the smallest s of use for so many
       classes, `advise.smallest_scale`). With a margin a free s shrinks while most samples violate the margin.
     - class_margins: m by class, (C,) (Combined: (C, 3)), instead of the margin's own
+    - class_offsets: (C,), added to the logits of the classes in the loss and left out of `logits`, for classes that are
+      not equally frequent: τ·log(share of the class) is logit adjustment (Menon et al. 2021, arXiv:2007.07314)
     - learn_margin: m is a parameter, by class if class_margins is given, else one for all, kept in its domain, and
       the training loss is L − margin_reward·s·mean(m − m₀), m₀ the m of no margin. Without a reward it always
       shrinks, since dL/dm = −s(1−p_y)·dψ/dm ≥ 0. With reward ρ, CosFace settles where mean(1−p_y) = ρ.
@@ -44,16 +51,18 @@ class MarginHead(nn.Module):
     - shard: the classes lie on the ranks of a process group (`Shard`). All ranks call the head together, each with
       rows of its own, as many as it has, or none. The loss is the mean (or sum) over the rows of all ranks and the
       same on each; with reduction "none", and in `logits` and `scores`, each gets its own rows.
+    - row_terms: modules that add something to the loss of every row (`hypermargin.terms`)
     - sample: of the classes only some take part in a training step (`PartialFC`)
     - the rest as in `margin_softmax`
 
-    The weight is `head.weight`, (classes, dim), never changed in forward. Under DDP, wrap the head (or the
+    All of this is in `head.settings`. The weight is `head.weight`, (classes·centres, dim), never changed in forward. Under DDP, wrap the head (or the
     model that contains it) like any module, unless it is sharded. Then `head.weight` is this rank's slice,
-    `head.part` says which, and DDP or FSDP gets the network alone: the head's gradients are whole as they are.
+    `head.layout` says which, and DDP or FSDP gets the network alone: the head's gradients are whole as they are.
     """
 
     scale: Tensor
     m: Tensor | None
+    offsets: Tensor | None
     sampled_steps: Tensor
 
     def __init__(
@@ -62,82 +71,96 @@ class MarginHead(nn.Module):
         classes: int,
         margin: Margin,
         *,
-        scale: float | Literal["adacos", "adacos-dynamic"] = 1.0,
-        bias: bool = False,
+        scale: Scale | None = None,
+        bias: bool | Literal["shared"] = False,
         unit_features: bool = True,
         unit_weight: bool = True,
+        rule: Rule = SOFTMAX,
+        centres: int = 1,
         learn_scale: bool = False,
         scale_floor: float | None = None,
         class_margins: Tensor | Sequence[float] | None = None,
+        class_offsets: Tensor | Sequence[float] | None = None,
         learn_margin: bool = False,
         margin_reward: float = 0.1,
         schedule: Schedule | Sequence[Schedule] | None = None,
+        row_terms: Sequence[RowTerm] = (),
         gradient: Gradient = "exact",
         ignore_index: int = -100,
         label_smoothing: float = 0.0,
         reduction: Reduction = "mean",
         check: bool | Literal["auto"] = "auto",
-        backend: Backend = "auto",
+        backend: str | Backend = "auto",
         shard: Shard | None = None,
         sample: PartialFC | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        **unknown: Any,
     ) -> None:
+        if unknown:
+            raise unknown_setting("MarginHead", *next(iter(unknown.items())), allowed=setting_names())
         super().__init__()
-        checks.count("dim", dim)
-        checks.count("classes", classes)
-        checks.instance("margin", margin, Margin, "ArcFace(m=0.5)")
-        checks.one_of("gradient", gradient, ("exact", "straight"))
-        checks.one_of("reduction", reduction, ("mean", "sum", "none"))
-        checks.in_range("label_smoothing", label_smoothing, 0.0, 1.0)
-        checks.in_range("margin_reward", margin_reward, 0.0, math.inf)
-        if isinstance(backend, str):
-            checks.one_of("backend", backend, ("auto", *BACKENDS))
-        self.dim, self.classes, self.margin = dim, classes, margin
-        self.unit_features, self.unit_weight, self.gradient = unit_features, unit_weight, gradient
-        self.ignore_index, self.label_smoothing, self.reduction = ignore_index, label_smoothing, reduction
-        self.margin_reward, self.check, self.backend = margin_reward, check, backend
-        self.learn_scale, self.learn_margin = learn_scale, learn_margin
-        self.fused_optimizer: FusedSGD | None = None  # set by FusedSGD(head, …)
+        self.settings = HeadSettings(
+            dim, classes, margin, scale=scale, bias=bias, unit_features=unit_features, unit_weight=unit_weight, rule=rule,
+            centres=centres, learn_scale=learn_scale, scale_floor=scale_floor, learn_margin=learn_margin,
+            margin_reward=margin_reward, gradient=gradient, ignore_index=ignore_index, label_smoothing=label_smoothing,
+            reduction=reduction, check=check, backend=backend, shard=shard, sample=sample,
+        )  # fmt: skip
+        self.training_backend: Backend | None = None  # set by FusedSGD(head, …)
         self._fixed_scale, self._first = Reading(), dict[str, Tensor]()
-
-        self._set_part(shard, sample, device)
-        held = self.part.count
-        self.weight = nn.Parameter(torch.empty(held, dim, device=device, dtype=dtype))
+        self.layout: Layout = WHOLE
+        if shard is not None:
+            layout = self.layout = shard.layout(classes)
+            # In state_dict, so that nobody takes one slice for another.
+            self._hold("classes_held", torch.tensor(layout.numbers, device="cpu"), device)
+            cast("Any", self).register_load_state_dict_pre_hook(layout.check_state)
+        if sample is not None:
+            self._hold("sampled_steps", torch.tensor(0, device="cpu"), device)
+        held = len(self.layout.held(classes))
+        self.weight = nn.Parameter(torch.empty(held * centres, dim, device=device, dtype=dtype))
         self.register_parameter("bias", None)
         if bias:
-            self.bias = nn.Parameter(torch.empty(held, device=device, dtype=dtype))
+            shape = () if bias == "shared" else (held,)
+            self.bias = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
         # s and m are float32 whatever `dtype` says: they are few, and their last digits count.
-        self._set_scale(scale, scale_floor, device)
+        self._hold("scale", torch.tensor(self.settings.first_scale, device="cpu"), device, learned=learn_scale)
         self._set_margins(class_margins, device)
-        schedules = [schedule] if isinstance(schedule, Schedule) else list(schedule or ())
-        for each in schedules:
-            checks.instance("schedule", each, Schedule, "schedule.MarginWarmup(steps=1000), or several")
-        if unit_weight and any(isinstance(s, Alternation) for s in schedules):
-            raise ValueError(
-                "schedule=Alternation(…) penalises |W|, which unit_weight=True takes out of the loss. "
-                "Use it with unit_weight=False (l-softmax, softmax)."
-            )
-        self.schedules = nn.ModuleList(schedules).to(device)
+        self._set_offsets(class_offsets, device)
+        self.row_margin = margin.row_margin().to(device)
+        self.row_terms = nn.ModuleList(cast("Sequence[nn.Module]", row_terms)).to(device)
+        self._set_schedules(schedule, device)
         self.reset_parameters()
 
+    @property
+    def dim(self) -> int:
+        """Dimension of the features."""
+        return self.settings.dim
+
+    @property
+    def classes(self) -> int:
+        """Number of classes, on all ranks together."""
+        return self.settings.classes
+
+    @property
+    def margin(self) -> Margin:
+        """ψ."""
+        return self.settings.margin
+
     def reset_parameters(self) -> None:
-        """Class weights of about unit length in random directions; bias 0; s, m and the number of steps as given.
+        """Draw class weights of about unit length in random directions; bias, s, m and the number of steps as at first.
 
         Sharded, the weights come from the shard's seed and are the same for every number of ranks.
         """
-        if self.shard is None or self.weight.is_meta:
-            nn.init.normal_(self.weight, std=self.dim**-0.5)
-        else:
-            self.part.first_weights(self.weight, self.dim**-0.5)
+        layout = WHOLE if self.weight.is_meta else self.layout
+        layout.first_weights(self.weight, self.dim**-0.5)
         if self.bias is not None:
-            nn.init.zeros_(self.bias)
+            nn.init.constant_(self.bias, self.settings.rule.first_bias(self.classes, self.settings.first_scale))
         with torch.no_grad():
             for name, value in self._first.items():
                 getattr(self, name).copy_(value)
 
     def _hold(self, name: str, value: Tensor, device: Any, *, learned: bool = False) -> None:
-        """A few numbers as a parameter or a buffer, which `reset_parameters` sets to `value`."""
+        """Keep a few numbers as a parameter or a buffer, which `reset_parameters` sets to `value`."""
         self._first[name] = value
         held = torch.empty(value.shape, dtype=value.dtype, device=device)
         if learned:
@@ -145,55 +168,18 @@ class MarginHead(nn.Module):
         else:
             self.register_buffer(name, held)
 
-    def _set_part(self, shard: Shard | None, sample: PartialFC | None, device: Any) -> None:
-        """Which classes are held here, and which of them take part."""
-        self.shard, self.sample, self.part = shard, sample, Part(self.classes, 0, self.classes)
-        if shard is not None:
-            checks.instance("shard", shard, Shard, "Shard() after init_process_group()")
-            self.part = shard.part(self.classes)
-            # In state_dict, so that nobody takes one slice for another.
-            self._hold("classes_held", torch.tensor(self.part.numbers, device="cpu"), device)
-            cast("Any", self).register_load_state_dict_pre_hook(self.part.check_state)
-        if sample is not None:
-            checks.instance("sample", sample, PartialFC, "PartialFC(rate=0.1)")
-            if self.label_smoothing:
-                raise ValueError(
-                    f"label_smoothing={self.label_smoothing:g} is about every class, and sample={sample} leaves "
-                    "most out; choose one."
-                )
-            self._hold("sampled_steps", torch.tensor(0, device="cpu"), device)
-
-    def _set_scale(self, scale: float | str, floor: float | None, device: Any) -> None:
-        self.scale_mode = "fixed"
-        if isinstance(scale, str):
-            checks.one_of("scale", scale, AUTOMATIC_SCALES)
-            if self.learn_scale:
-                raise ValueError(f"learn_scale=True learns s by gradient, scale={scale!r} sets it; choose one.")
-            self.scale_mode, scale = scale, adacos_scale(self.classes)
-        checks.positive("scale", scale)
-        if floor is None:
-            floor = smallest_scale(self.classes) if self.learn_scale and self.classes > 1 else 1.0
-        checks.positive("scale_floor", floor)
-        self.scale_floor = floor
-        self._hold("scale", torch.tensor(float(scale), device="cpu"), device, learned=self.learn_scale)
-
     def _set_margins(self, class_margins: Tensor | Sequence[float] | None, device: Any) -> None:
-        if class_margins is None and not self.learn_margin:
+        learned = self.settings.learn_margin
+        if class_margins is None and not learned:
             self.register_buffer("m", None)
             return
         if self.margin.m is None:
             raise ValueError("class_margins and learn_margin need a margin that has an m; NoMargin has none.")
-        if self.learn_margin and self.gradient == "straight":
-            raise ValueError('learn_margin=True needs gradient="exact"; "straight" gives m no gradient.')
-        self.margin_bounds = self.margin.bounds()
-        low, high = (torch.tensor(bound, device="cpu") for bound in self.margin_bounds)
+        low, high = (torch.tensor(bound, device="cpu") for bound in self.margin.bounds())
         if class_margins is None:
             value = torch.tensor(self.margin.m, device="cpu")
         else:
-            value = torch.as_tensor(class_margins, dtype=torch.float32, device="cpu").detach()
-            wanted = (self.classes, *low.shape)
-            if tuple(value.shape) != wanted:
-                raise ValueError(f"class_margins must have shape {wanted}, one a class; got {tuple(value.shape)}.")
+            value = self._by_class("class_margins", class_margins, low.shape)
             bad = ~((value >= low) & (value < high)).reshape(self.classes, -1).all(1)
             if bool(bad.any()):
                 row = int(bad.nonzero()[0])
@@ -201,143 +187,195 @@ class MarginHead(nn.Module):
                     f"class_margins must lie in [{low.tolist()}, {high.tolist()}) for {self.margin.name}; "
                     f"got {value[row].tolist()} for class {row}."
                 )
-            value = value[self.part.start : self.part.stop].clone()  # all are given, each rank keeps its own
-        self._hold("m", value, device, learned=self.learn_margin)
+            value = self._own_classes(value)
+        self._hold("m", value, device, learned=learned)
+
+    def _set_offsets(self, class_offsets: Tensor | Sequence[float] | None, device: Any) -> None:
+        if class_offsets is None:
+            self.register_buffer("offsets", None)
+            return
+        value = self._by_class("class_offsets", class_offsets, torch.Size())
+        if not bool(value.isfinite().all()):
+            row = int((~value.isfinite()).nonzero()[0])
+            raise ValueError(f"class_offsets must be finite; got {float(value[row])} for class {row}.")
+        self._hold("offsets", self._own_classes(value), device)
+
+    def _by_class(self, name: str, given: Tensor | Sequence[float], tail: torch.Size) -> Tensor:
+        """Return what was given by class as a tensor of all classes, on the CPU."""
+        value = torch.as_tensor(given, dtype=torch.float32, device="cpu").detach()
+        wanted = (self.classes, *tail)
+        if tuple(value.shape) != wanted:
+            raise ValueError(f"{name} must have shape {wanted}, one per class; got {tuple(value.shape)}.")
+        return value
+
+    def _own_classes(self, value: Tensor) -> Tensor:
+        held = self.layout.held(self.classes)
+        return value[held.start : held.stop].clone()  # all are given, each rank keeps its own
+
+    def _set_schedules(self, schedule: Schedule | Sequence[Schedule] | None, device: Any) -> None:
+        schedules = [schedule] if isinstance(schedule, Schedule) else list(schedule or ())
+        for each in schedules:
+            checks.instance("schedule", each, Schedule, "schedule.MarginWarmup(steps=1000), or several")
+        if self.settings.unit_weight and any(isinstance(s, Alternation) for s in schedules):
+            raise ValueError(
+                "schedule=Alternation(…) penalises |W|, which unit_weight=True takes out of the loss. "
+                "Use it with unit_weight=False (l-softmax, softmax)."
+            )
+        self.schedules = nn.ModuleList(schedules).to(device)
+
+    def step_in_backward(self, optimizer: FusedSGD) -> None:
+        """Let an optimiser change the weight in the backward of every training step."""
+        own = Triton() if self.settings.backend == "auto" else find_backend(self.settings.backend)
+        if not isinstance(own, Triton):
+            raise ValueError(f'FusedSGD needs backend="triton"; got {self.settings.backend!r}.')
+        self.training_backend = dataclasses.replace(own, update=optimizer)
+
+    @property
+    def fused_optimizer(self) -> FusedSGD | None:
+        """The optimiser that works in the backward, if there is one."""
+        return getattr(self.training_backend, "update", None)
 
     def by_class(self) -> dict[str, Tensor]:
-        """The tensors with a row for every class held here, by name: weight; bias and m where there are such."""
-        found: dict[str, Tensor | None] = {"weight": self.weight, "bias": self.bias}
+        """Return the tensors with a row for every class held here, by name: weight; bias, m and offsets if there are."""
+        found: dict[str, Tensor] = {"weight": self.weight}
+        if self.bias is not None and self.bias.dim():
+            found["bias"] = self.bias
         if self.m is not None and self.m.dim() > isinstance(self.margin.m, tuple):
             found["m"] = self.m
-        return {name: tensor for name, tensor in found.items() if tensor is not None}
+        if self.offsets is not None:
+            found["offsets"] = self.offsets
+        return found
 
     def current_scale(self) -> Tensor:
-        """s as the loss uses it: a learned one does not go below its floor."""
-        if self.scale_mode == "adacos-dynamic":
+        """Return s as the loss uses it: a learned one does not go below its floor."""
+        if self.settings.scale == "adacos-dynamic":
             now: Tensor = snapshot(self.scale)
             return now
-        return bounded(self.scale, self.scale_floor, math.inf) if self.learn_scale else self.scale
+        return bounded(self.scale, self.settings.least_scale, math.inf) if self.settings.learn_scale else self.scale
 
     def current_margins(self) -> Tensor | None:
-        """m as the loss uses it before any warm-up: a learned one stays in its domain. None: the margin's own."""
-        if self.m is None or not self.learn_margin:
+        """Return m as the loss uses it before any warm-up: a learned one stays in its domain. None: the margin's own."""
+        if self.m is None or not self.settings.learn_margin:
             return self.m
-        return bounded(self.m, *self.margin_bounds)
+        return bounded(self.m, *self.margin.bounds())
 
     def current_adjustment(self) -> Adjustment:
-        """What the schedules do to the margin now, as plain numbers: λ, strength, and the penalty on lengths."""
+        """Return what the schedules do to the margin now, as plain numbers: λ, strength, and the penalty on lengths."""
         return Adjustment(*(float(value) for value in self._adjustment()))
 
     def forward(self, features: Tensor, labels: Tensor | None = None, *, mix: checks.Mix | None = None) -> Tensor:
-        """The loss; without labels, the logits."""
+        """Return the loss; without labels, the logits."""
         if labels is None:
             return self.logits(features)
-        sampling = None
-        if self.sample is not None and self.sample.rate < 1 and self.training:
-            sampling = Sampling(self.sample, snapshot(self.sampled_steps))
-        if self.part.world > 1 or sampling is not None:
-            self.part.refuse_ddp(self.weight)
-        adjustment = self._adjustment()
-        m = self.current_margins()
-        scale = self.current_scale()
-        if self.scale_mode == "adacos-dynamic" and self.training:
-            scale = adacos_step(self._scores(features, labels)[0], scale, self.scale_floor)
-        update = self.fused_optimizer if self.training and torch.is_grad_enabled() else None
+        settings, layout = self.settings, self._layout_of_step()
+        layout.refuse_ddp(self.weight)
+        adjustment, m, scale = self._adjustment(), self.current_margins(), self.current_scale()
+        if settings.scale == "adacos-dynamic" and self.training:
+            scale = adacos_step(self._scores(features, labels, of_all=True), scale, settings.least_scale)
         loss = margin_softmax(
             features,
             self.weight,
             labels,
             self.margin,
             # A fixed s as a number bounds the logits, which saves the ranks one round of messages.
-            scale=self._fixed_scale(scale) if self.part.world > 1 and scale is self.scale else scale,
-            bias=self.bias,
-            **self._sides,
-            gradient=self.gradient,
+            scale=self._fixed_scale(scale) if layout.world > 1 and scale is self.scale else scale,
+            bias=self._bias_with_offsets(),
+            **settings.sides,
+            rule=settings.rule,
+            gradient=settings.gradient,
             m=self._at_strength(m, adjustment.strength),
             lam=adjustment.lam,
-            ignore_index=self.ignore_index,
-            label_smoothing=self.label_smoothing,
+            row_margin=self.row_margin,
+            row_terms=cast("Sequence[RowTerm]", self.row_terms),
+            ignore_index=settings.ignore_index,
+            label_smoothing=settings.label_smoothing,
             mix=mix,
-            reduction=self.reduction,
-            check=self.check,
-            backend="triton" if update is not None and self.backend == "auto" else self.backend,
-            update=update,
-            part=self.part if self.shard is not None or sampling is not None else None,
-            sampling=sampling,
+            reduction=settings.reduction,
+            check=settings.check,
+            backend=(self.training and self.training_backend) or settings.backend,
+            layout=layout,
         )
-        if self.training:
-            if (extra := self._beside_the_loss(adjustment, m, scale)) is not None:
-                # Added to every row, it gets a gradient from every row, of all ranks.
-                loss = loss + (self.part.spread(extra) if self.reduction == "none" else extra)
-            # State moves last, so that a refused batch leaves none behind.
-            if self.scale_mode == "adacos-dynamic":
-                self.scale.copy_(scale)
-            for schedule in cast("list[Schedule]", self.schedules):
-                if not schedule.driven:
-                    schedule.advance()
-            if sampling is not None:
-                self.sampled_steps += 1
+        if not self.training:
+            return loss
+        if (extra := self._beside_the_loss(adjustment, m, scale)) is not None:
+            # Added to every row, it gets a gradient from every row, of all ranks.
+            loss = loss + (layout.shared(extra) if settings.reduction == "none" else extra)
+        self._advance(scale)
         return loss
 
+    def _layout_of_step(self) -> Layout:
+        sample = self.settings.sample
+        if sample is None or sample.rate == 1 or not self.training:
+            return self.layout
+        return Sampled(self.layout, sample, snapshot(self.sampled_steps))
+
+    def _bias_with_offsets(self) -> Tensor | None:
+        if self.offsets is None or self.bias is None:
+            return self.bias if self.offsets is None else self.offsets
+        return self.layout.shared(self.bias) + self.offsets if self.bias.dim() == 0 else self.bias + self.offsets
+
+    def _advance(self, scale: Tensor) -> None:
+        """Move the state on; last, so that a refused batch leaves none behind."""
+        if self.settings.scale == "adacos-dynamic":
+            self.scale.copy_(scale)
+        self.row_margin.advance()
+        for schedule in cast("list[Schedule]", self.schedules):
+            if not schedule.driven:
+                schedule.advance()
+        if self.settings.sample is not None and self.settings.sample.rate < 1:
+            self.sampled_steps += 1
+
     def _beside_the_loss(self, adjustment: Adjustment, m: Tensor | None, scale: Tensor) -> Tensor | None:
-        """The penalty of a schedule on |W|², and the reward of a learned margin; the same on all ranks."""
+        """Return the penalty of a schedule on |W|², less the reward of a learned margin; the same on all ranks."""
         extra = None
         if isinstance(adjustment.penalty, Tensor):
-            squares = self.part.sum(widen(self.weight, wide_dtype(self.weight)).square().sum())
+            squares = self.layout.sum(widen(self.weight, wide_dtype(self.weight)).square().sum())
             extra = adjustment.penalty * squares / self.classes
-        if self.learn_margin and m is not None:
+        if self.settings.learn_margin and m is not None:
             zero = constant(self.margin.zero, m)
             more = m - zero
-            mean = self.part.mean(more) if m.dim() > zero.dim() else more.mean()
-            reward = self.margin_reward * scale.detach() * mean
+            mean = self.layout.mean(more) if m.dim() > zero.dim() else more.mean()
+            reward = self.settings.margin_reward * scale.detach() * mean
             extra = -reward if extra is None else extra - reward
         return extra
 
     def logits(self, features: Tensor) -> Tensor:
-        """(N, C) logits s·cos θ_j (or their unnormalised kin) without any margin, float32 or wider.
+        """Return (N, C) logits s·cos θ_j (or their unnormalised kin) without any margin, float32 or wider.
 
         Sharded, every rank gets its own rows against all classes, and holds those of all ranks on the way.
         """
-        part = self.part if self.part.world > 1 else None
-        options: dict[str, Any] = {"bias": self.bias, "part": part}
-        scale = self.current_scale()
-        batch = given(features, self.weight, None, scale=scale, check=False, call="logits", **options)
-        return logits_of(batch, self.weight, **self._sides, **options)
-
-    @property
-    def _sides(self) -> dict[str, Any]:
-        return {"unit_features": self.unit_features, "unit_weight": self.unit_weight}
+        return logits(
+            features,
+            self.weight,
+            scale=self.current_scale(),
+            bias=self.bias,
+            layout=self.layout,
+            **self.settings.sides,
+        )
 
     def predict_proba(self, features: Tensor) -> Tensor:
-        """(N, C) class probabilities. No label is seen and no margin applied, so rows sum to 1."""
+        """Return (N, C) class probabilities. No label is seen and no margin applied, so rows sum to 1."""
         return self.logits(features).softmax(-1)
 
     def scores(self, features: Tensor, labels: Tensor, *, cosines: bool = False) -> Scores:
-        """The target's angle and the rivals of a batch, for watching training; NaN in rows with ignore_index.
+        """Return the target's angle and the rivals of a batch, for watching training; NaN in rows with ignore_index.
 
         Target and rivals are logits, so target > hardest is a right decision; with `cosines`, cosines: the nearest
         rival's angle is acos(hardest).
         """
-        found, rows = self._scores(features, labels, cosines)
-        if rows is None:
-            return found
-        return Scores._make(None if t is None else t[rows.own].clone() for t in found)
+        return self._scores(features, labels, cosines)
 
-    @torch.no_grad()
-    def _scores(self, features: Tensor, labels: Tensor, cosines: bool = False) -> tuple[Scores, Rows | None]:
-        """Of all ranks' rows, and whose they are."""
-        part = self.part if self.part.world > 1 else None
-        scale: Tensor | float = self.current_scale()
-        options: dict[str, Any] = {"bias": self.bias, "ignore_index": self.ignore_index, "part": part}
-        sides = self._sides
+    def _scores(self, features: Tensor, labels: Tensor, cosines: bool = False, of_all: bool = False) -> Scores:
+        settings, scale, bias, sides = self.settings, self.current_scale(), self.bias, self.settings.sides
         if cosines:
-            scale, options["bias"], sides = 1.0, None, dict.fromkeys(sides, True)
-        batch = given(features, self.weight, labels, scale=scale, check=self.check, call="scores", **options)
-        scored = scores_of(batch, self.weight, hardest=True, backend=self.backend, **sides, **options)
-        return watched(scored, part), batch.rows
+            scale, bias, sides = torch.ones_like(scale), None, sides | {"unit_features": True, "unit_weight": True}
+        return scores(
+            features, self.weight, labels, scale=scale, bias=bias, **sides, ignore_index=settings.ignore_index,
+            check=settings.check, backend=settings.backend, layout=self.layout, of_all=of_all,
+        )  # fmt: skip
 
     def _adjustment(self) -> Adjustment:
-        """All schedules together, at this step."""
+        """Return all schedules together, at this step."""
         lam: Tensor | float = 0.0
         strength: Tensor | float = 1.0
         penalty: Tensor | float = 0.0
@@ -347,7 +385,7 @@ class MarginHead(nn.Module):
         return Adjustment(lam, strength, penalty)
 
     def _at_strength(self, m: Tensor | None, strength: Tensor | float) -> Tensor | None:
-        """m₀ + strength·(m − m₀), m₀ the m of no margin."""
+        """Return m₀ + strength·(m − m₀), m₀ the m of no margin."""
         if not isinstance(strength, Tensor) or self.margin.m is None:
             return m
         zero = constant(self.margin.zero, strength)
@@ -355,17 +393,25 @@ class MarginHead(nn.Module):
         return zero + strength * (full - zero)
 
     def extra_repr(self) -> str:
-        """The settings that matter, on one line."""
-        mode = "learned" if self.learn_scale else self.scale_mode
+        """Return the settings that matter, on one line."""
+        s, rest = self.settings, ""
+        mode = "learned" if s.learn_scale else s.scale if isinstance(s.scale, str) else "fixed"
         scale = self._first["scale"] if self.scale.is_meta else self.scale
-        margin = f"{self.margin}" + (
-            ", learned" if self.learn_margin else ", by class" if self.m is not None else ""
-        )
+        margin = f"{s.margin}" + (", learned" if s.learn_margin else ", by class" if self.m is not None else "")
+        rest += f", rule={s.rule}" if s.rule != SOFTMAX else ""
+        rest += f", centres={s.centres}" if s.centres > 1 else ""
+        held = self.layout.held(s.classes)
+        rest += f", classes {held.start}:{held.stop}" if s.shard is not None else ""
+        rest += f", sample={s.sample}" if s.sample is not None else ""
         return (
-            f"dim={self.dim}, classes={self.classes}, margin={margin}, "
-            f"scale={float(scale.detach()):.4g} ({mode}), bias={self.bias is not None}, "
-            f"unit_features={self.unit_features}, unit_weight={self.unit_weight}, "
-            f"gradient={self.gradient!r}, backend={self.backend!r}"
-            + (f", classes {self.part.start}:{self.part.stop}" if self.shard is not None else "")
-            + (f", sample={self.sample}" if self.sample is not None else "")
+            f"dim={s.dim}, classes={s.classes}, margin={margin}, scale={float(scale.detach()):.4g} ({mode}), "
+            f"bias={self.bias is not None}, unit_features={s.unit_features}, unit_weight={s.unit_weight}, "
+            f"gradient={s.gradient!r}, backend={s.backend!r}{rest}"
         )
+
+
+def setting_names() -> list[str]:
+    """Return the keyword arguments of `MarginHead`."""
+    import inspect
+
+    return [p.name for p in inspect.signature(MarginHead).parameters.values() if p.kind is p.KEYWORD_ONLY]

@@ -225,3 +225,18 @@ def log_add_exp(a: Tensor, b: Tensor) -> Tensor:
 def softplus(x: Tensor) -> Tensor:
     """log(1 + exp x) to full relative precision; torch's own goes linear above 20, which costs 2e-9."""
     return torch.logaddexp(torch.zeros_like(x), x)
+
+
+class Reading:
+    """The number in a tensor, read from a GPU once: it is not waited for again until the tensor changes."""
+
+    def __init__(self) -> None:
+        self._last: tuple[Tensor, int, float] | None = None
+
+    def __call__(self, x: Tensor) -> float:
+        """Changes behind autograd's back (x.data) are seen on the CPU only."""
+        if x.device.type == "cpu" or x.is_inference():
+            return float(x)
+        if self._last is None or self._last[0] is not x or self._last[1] != x._version:
+            self._last = (x, x._version, float(x))
+        return self._last[2]

@@ -52,7 +52,7 @@ class FusedSGD(torch.optim.Optimizer):
             raise ValueError(f"FusedSGD needs a float32 head.weight; got {head.weight.dtype}.")
         super().__init__([head.weight], settings | {"renormalize": renormalize})
         self._begin_anew()
-        head.fused_optimizer = self
+        head.step_in_backward(self)
 
     def _begin_anew(self) -> None:
         """Nothing under way, nothing on the device: as a new optimiser or a copy begins."""

@@ -10,9 +10,10 @@ Angles are radians. Everything here is a few lines of arithmetic on plain number
 """
 
 from hypermargin.advise.bands import EquivalentMargins, band_width, equivalent_margin, guaranteed_margin
-from hypermargin.advise.bounds import adacos_scale, largest_angle, largest_margin, loss_floor, smallest_scale
+from hypermargin.advise.bounds import largest_margin, loss_floor
 from hypermargin.advise.machines import INFINIBAND, NVLINK, Link, StepCost, step_cost
-from hypermargin.advise.rule import Recommendation, recommend, typical_angle
+from hypermargin.advise.rule import Recommendation, recommend
+from hypermargin.scales import adacos_scale, largest_angle, smallest_scale, typical_angle
 
 __all__ = [
     "INFINIBAND",

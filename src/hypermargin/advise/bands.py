@@ -10,8 +10,8 @@ import math
 from dataclasses import dataclass
 
 from hypermargin import checks
-from hypermargin.advise.bounds import check_angle, psi_at
 from hypermargin.margins import ArcFace, Combined, CosFace, Margin, NoMargin, SphereFace
+from hypermargin.scales import check_angle, psi_at
 
 
 def band_width(margin: Margin, theta12: float) -> float:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from hypermargin.advise.bounds import largest_angle, psi_at
 from hypermargin.margins import Margin, NoMargin
+from hypermargin.scales import largest_angle, psi_at
 
 if TYPE_CHECKING:
-    from hypermargin.advise.rule import Recommendation, Scales
+    from hypermargin.advise.rule import Recommendation
+    from hypermargin.scales import Scales
 
 
 def _degrees(theta: float) -> str:

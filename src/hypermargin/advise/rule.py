@@ -8,15 +8,9 @@ from dataclasses import dataclass, replace
 from hypermargin import checks, margins
 from hypermargin.advise import reasons
 from hypermargin.advise.bands import band_width, equivalent_margin
-from hypermargin.advise.bounds import (
-    check_angle,
-    check_probability,
-    largest_angle,
-    loss_floor,
-    psi_at,
-    smallest_scale,
-)
+from hypermargin.advise.bounds import loss_floor
 from hypermargin.margins import ArcFace, CosFace, Margin, NoMargin, SphereFace
+from hypermargin.scales import check_angle, check_probability, largest_angle, lower_bounds, psi_at, typical_angle
 
 # What people use where nothing speaks against it. ArcFace's and CosFace's are the same band at π/2. SphereFace's
 # goes with a fixed scale (OpenSphere); the paper's 4 needs its λ.
@@ -26,7 +20,6 @@ USUAL: dict[str, Margin] = {
     "cosface": CosFace(0.35),
     "sphereface": SphereFace(1.7),
 }
-LARGEST_USUAL_SCALE = 64.0
 
 
 @dataclass(frozen=True)
@@ -48,40 +41,6 @@ class Recommendation:
     def m(self) -> float | tuple[float, ...] | None:
         """The margin's own number or numbers; None without a margin."""
         return self.margin.m
-
-
-@dataclass(frozen=True)
-class Scales:
-    """The three lower bounds on s that the rule is made of."""
-
-    on_centre: float
-    nearest: float
-    typical: float
-
-    @property
-    def s(self) -> float:
-        """The largest of them, to one decimal, upwards."""
-        return max(0.1, math.ceil(10 * max(self._roomy, self.nearest) - 1e-9) / 10)
-
-    @property
-    def crowded(self) -> bool:
-        """Is it the nearest rival, so the packing of the centres, that asks for the scale?"""
-        return self.nearest > self._roomy
-
-    @property
-    def _roomy(self) -> float:
-        return max(self.on_centre, min(self.typical, LARGEST_USUAL_SCALE))
-
-
-def typical_angle(classes: int) -> float:
-    """θ of the rule: π/6 up to 1000 classes, rising with log C to π/4 at 100,000 and beyond.
-
-    The best settings measured at 767 classes amount to 34° to 40° (NormFace s = 8; ArcFace 10, m 0.2; CosFace 10,
-    m 0.1); what the rule says with π/6 was level with them in the test (benchmarks/results/heads.md). π/4 is
-    AdaCos' choice for faces and, with a margin, gives the papers' s = 30-64. Between is a straight line, no more.
-    """
-    checks.count("classes", classes)
-    return math.pi / 6 + math.pi / 12 * min(1.0, max(0.0, math.log10(classes / 1000) / 2))
 
 
 def recommend(
@@ -122,7 +81,7 @@ def recommend(
             f"below {1 - math.cos(phi):.3g}."
         )
     theta = min(typical_angle(classes), phi / 2) if angle is None else angle
-    scales = _scales(classes, phi, chosen, probability, theta)
+    scales = lower_bounds(classes, phi, chosen, probability, theta)
     advice = Recommendation(
         classes=classes,
         dim=dim,
@@ -141,20 +100,10 @@ def recommend(
         *reasons.margin(
             advice,
             usual=None if isinstance(margin, Margin) else USUAL.get(margin),
-            plain_s=_scales(classes, phi, NoMargin(), probability, theta).s,
+            plain_s=lower_bounds(classes, phi, NoMargin(), probability, theta).s,
         ),
     ]
     return replace(advice, reasons=tuple(said))
-
-
-def _scales(classes: int, phi: float, margin: Margin, probability: float, theta: float) -> Scales:
-    reachable = psi_at(margin, theta) + math.cos(theta) / (classes - 1) > 0
-    nearest = math.log(probability / (1 - probability)) / (2 * math.sin(phi / 2) ** 2)  # 1 − cos φ, all digits
-    return Scales(
-        on_centre=smallest_scale(classes, probability),
-        nearest=max(0.0, nearest),
-        typical=smallest_scale(classes, 0.5, margin, angle=theta) if reachable else math.inf,
-    )
 
 
 def _usual(name: str, phi: float) -> Margin:

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from hypermargin.numerics import unit
+from hypermargin.rules import SOFTMAX, SUM_OF_SOFTPLUS, RuleAtRows
+from hypermargin.rules._base import from_text
 
 # torch.mm with half operands and float32 results; before that there is no way to sum them in float32 and keep it.
 REDUCED_OPERANDS_WORK = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 8)
@@ -61,14 +63,20 @@ def _product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
     return torch.mm(a, b, out=out)
 
 
-def _mask_labels(z: Tensor, local: Tensor, block: slice, value: float) -> None:
-    """Put `value` where a label of the row is in the block: one gather and scatter a row, no sync, no N×C."""
+def _mask_labels(z: Tensor, local: Tensor, block: slice, value: float) -> Tensor:
+    """Put `value` where a label of the row is in the block: one gather and scatter per row, no sync, no N×C."""
     columns = local - block.start
     here = (columns >= 0) & (columns < z.shape[1])
     columns = columns.clamp(0, z.shape[1] - 1)
     for k in range(local.shape[1]):
         at = columns[:, k : k + 1]
         z.scatter_(1, at, torch.where(here[:, k : k + 1], value, z.gather(1, at)))
+    return z
+
+
+def rule_at_rows(rule: str, length: Tensor | None, threshold: Tensor | None) -> RuleAtRows:
+    """Read a rule that was given as text; "" is softmax's."""
+    return RuleAtRows(from_text(rule), length, threshold) if rule else RuleAtRows(SOFTMAX)
 
 
 def _needs_no_maximum(f: Tensor, weight: Tensor, bias: Tensor | None, unit_weight: bool) -> bool:
@@ -100,15 +108,21 @@ def forward(
     chunk: int,
     kept: int,
     operands: str,
+    rule: str,
+    length: Tensor | None,
+    threshold: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """rows (N, K, d), rivals (N,), Σ w̃ (d,) or (0,), hardest (N,) or (0,); for the backward, norms (C,) or (0,),
+    """Return rows (N, K, d), rivals (N,), Σ w̃ (d,) or (0,), hardest (N,) or (0,).
 
-    whether exp z was taken without a maximum, and those exp z of the first `kept` classes.
+    For the backward: norms (C,) or (0,), whether exp z was taken without a maximum, and those exp z of the first `kept`
+    classes.
     """
     N, C = f.shape[0], weight.shape[0]
     kind = _operand_dtype(f, operands)
     exact = torch.float32 if f.device.type == "mps" else torch.float64  # a few N-vectors: their sums lose nothing
-    plain = _needs_no_maximum(f, weight, bias, unit_weight)
+    at_rows = rule_at_rows(rule, length, threshold)
+    softplus = at_rows.rule.aggregate is SUM_OF_SOFTPLUS
+    plain = at_rows.rule.is_softmax and _needs_no_maximum(f, weight, bias, unit_weight)
     largest = f.new_full((N,), 0.0 if plain else -math.inf)
     sums = torch.zeros(N, dtype=exact, device=f.device)
     total = torch.zeros(f.shape[1] if want_total else 0, dtype=exact, device=f.device)
@@ -124,14 +138,20 @@ def forward(
         z = _product(f, w.T, space.view(N, size))
         if inverse is not None:
             z *= inverse
+        if hardest and not at_rows.is_identity:
+            raw = _mask_labels(z.clone() if bias is None else z + bias[block], local, block, -math.inf)
+            torch.maximum(top, raw.amax(1), out=top)
+        z = at_rows.rho(z)
         if bias is not None:
             z += bias[block]
         if want_total:
             total += w.sum(0, dtype=f.dtype) if inverse is None else inverse @ w
         _mask_labels(z, local, block, -math.inf)
-        if hardest:
+        if hardest and at_rows.is_identity:
             torch.maximum(top, z.amax(1), out=top)
-        if plain:
+        if softplus:
+            z = torch.logaddexp(z, z.new_zeros(()))
+        elif plain:
             z.exp_()
         else:
             new = torch.maximum(largest, z.amax(1))
@@ -140,14 +160,16 @@ def forward(
             largest = new
             _mask_labels(_exp(z.sub_(finite[:, None])), local, block, 0.0)
         sums += z.sum(1)
-    rivals = (largest.masked_fill(largest == -math.inf, 0.0) + sums.log()).to(f.dtype)
+    if not softplus:
+        sums = largest.masked_fill(largest == -math.inf, 0.0) + sums.log()
+    rivals = sums.to(f.dtype)
     rows = weight.index_select(0, local.clamp(min=0).flatten()).to(f.dtype)
     rows = (unit(rows) if unit_weight else rows).view(*local.shape, f.shape[1])
     return rows, rivals, total.to(f.dtype), top, norms, torch.tensor(plain), exps
 
 
 @forward.register_fake
-def _(f, weight, bias, local, unit_weight, want_total, hardest, chunk, kept, operands):  # type: ignore[no-untyped-def]
+def _(f, weight, bias, local, unit_weight, want_total, hardest, chunk, kept, *_rest):  # type: ignore[no-untyped-def]
     N = f.shape[0]
     return (
         f.new_empty(*local.shape, f.shape[1]),
@@ -177,17 +199,23 @@ def backward(
     chunk: int,
     kept: int,
     operands: str,
+    rule: str,
+    length: Tensor | None,
+    threshold: Tensor | None,
     need_f: bool,
     need_weight: bool,
     need_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """df, dW, db; those not needed are empty."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return df, dW, db and the gradient by |f|; those not needed are empty."""
     (N, d), C = f.shape, weight.shape[0]
     df = torch.zeros_like(f) if need_f else f.new_empty(0)
     dW = torch.empty_like(weight) if need_weight else weight.new_empty(0)
     db = torch.zeros_like(bias) if bias is not None and need_bias else f.new_empty(0)
+    at_rows = rule_at_rows(rule, length, threshold)
+    softplus = at_rows.rule.aggregate is SUM_OF_SOFTPLUS
+    by_length = f.new_zeros(0 if length is None else N, 1)
     without_maximum = bool(plain)
-    no_rivals = rivals == -math.inf
+    no_rivals = rivals == -math.inf  # never with a sum of softplus
     shift = rivals.masked_fill(no_rivals, math.inf)[:, None]
     # P·factor is the gradient by z; where exp z is taken as it is, the factor holds exp(−R) too.
     factor = by_rivals.masked_fill(no_rivals, 0.0)[:, None]
@@ -211,12 +239,16 @@ def backward(
             P = _product(f, w.T, P)
             if inverse is not None:
                 P *= inverse
+            z, P = P, at_rows.rho(P)
             if bias is not None:
                 P += bias[block]
-            P = P.exp_() if without_maximum else _exp(P.sub_(shift))
+            P = P.sigmoid_() if softplus else P.exp_() if without_maximum else _exp(P.sub_(shift))
             _mask_labels(P, local, block, 0.0)
         if need_bias and bias is not None:
             db[block] = (factor.squeeze(1) @ P).to(bias.dtype)
+        if not at_rows.is_identity:
+            by_length += (P * at_rows.slope_by_length(z)).sum(1, keepdim=True)
+            P *= at_rows.slope(z)
         if inverse is not None:
             P *= inverse
         P = P.to(by_kind)
@@ -247,13 +279,19 @@ def backward(
                 dW[block] = G
     if need_f:
         df *= factor
-    return df, dW, db
+    return df, dW, db, by_length * factor if length is not None else by_length
 
 
 @backward.register_fake
-def empty_gradients(f, weight, bias, *_rest):  # type: ignore[no-untyped-def]
-    """What df, dW and db look like; those not needed are empty."""
-    need_f, need_weight, need_bias = _rest[-3:]
+def _(f, weight, bias, *rest):  # type: ignore[no-untyped-def]
+    length = rest[-5]
+    return *empty_gradients(f, weight, bias, *rest[-3:]), f.new_empty(0 if length is None else f.shape[0], 1)
+
+
+def empty_gradients(
+    f: Tensor, weight: Tensor, bias: Tensor | None, need_f: bool, need_weight: bool, need_bias: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what df, dW and db look like; those not needed are empty."""
     return (
         torch.empty_like(f) if need_f else f.new_empty(0),
         torch.empty_like(weight) if need_weight else weight.new_empty(0),

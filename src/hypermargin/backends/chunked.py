@@ -16,7 +16,7 @@ autograd node. A second derivative (or torch.func) takes the dense formula, and 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,7 +24,11 @@ from torch import Tensor
 
 from hypermargin import checks
 from hypermargin.backends import blocks
-from hypermargin.backends.dense import Rivals, differentiable_gradients, sum_of_rivals
+from hypermargin.backends.base import PLAIN, Call, Rivals
+from hypermargin.backends.dense import differentiable_gradients, sum_of_rivals
+from hypermargin.layout import ClassTable
+from hypermargin.rules import RuleAtRows
+from hypermargin.rules._base import to_text
 
 OPERANDS = ("float32", "bfloat16", "float16")
 
@@ -33,7 +37,7 @@ OPERANDS = ("float32", "bfloat16", "float16")
 class Chunked:
     """Settings of the chunked backend, for `backend=Chunked(…)`.
 
-    - chunk: classes a block; by default chosen from the number of rows and the device
+    - chunk: classes per block; by default chosen from the number of rows and the device
     - keep: megabytes of exp z to keep from the forward to the backward on the CPU, saving their recomputation
     - operands: dtype of the matrix products' operands on CUDA, "bfloat16" or "float16", with float32 sums;
       by default autocast's dtype, and float32 without autocast. With "float16" the backward's are bfloat16, whose
@@ -55,39 +59,60 @@ class Chunked:
                     f"Chunked(operands={self.operands!r}) needs torch 2.8 or newer; got {torch.__version__}."
                 )
 
+    def fitted(self, call: Call) -> Chunked:
+        """Return itself with a size of block for such a call, and autocast's dtype for the operands on CUDA."""
+        chunk, operands = self.chunk, self.operands
+        if chunk is None:
+            chunk = chunk_for(call.rows, call.classes, call.device)
+        if operands is None and blocks.REDUCED_OPERANDS_WORK:
+            operands = autocast_operands(call.device)
+        return replace(self, chunk=chunk, operands=operands)
+
+    def explain(self, call: Call) -> str:
+        """Say how large the blocks are."""
+        chunk = self.chunk or chunk_for(call.rows, call.classes, call.device)
+        held = f"{call.rows * min(chunk, call.classes) * 4 / 2**20:,.0f} MB"
+        operands = f", {self.operands} operands" if self.operands else ""
+        return f"chunked: Blocks of {chunk:,} classes, {held} of float32 logits at a time{operands}."
+
+    def __call__(
+        self,
+        f: Tensor,
+        table: ClassTable,
+        rule: RuleAtRows = PLAIN,
+        *,
+        rival_sum: bool = False,
+        hardest: bool = False,
+    ) -> Rivals:
+        """Return the rivals of `f` (N, d), block by block."""
+        weight, chunk = table.weight, self.chunk or chunk_for(f.shape[0], table.weight.shape[0], f.device)
+        local = table.local if table.inside is None else table.local.masked_fill(~table.inside, -1)  # in no block
+        kept = 0
+        will_learn = torch.is_grad_enabled() and (f.requires_grad or weight.requires_grad)
+        if f.device.type == "cpu" and will_learn and rule.rule.is_softmax:
+            held = self.keep * 2**20 // (max(f.shape[0], 1) * f.element_size())
+            kept = min(held // chunk * chunk, weight.shape[0])
+        rows, rivals, total, largest, *_ = _Node.apply(
+            f, weight, table.bias, local, table.unit, rival_sum, hardest, chunk, kept, self.operands or "",
+            "" if rule.rule.is_softmax else to_text(rule.rule), rule.length, rule.threshold,
+        )  # fmt: skip
+        sums = sum_of_rivals(f, total, rows, local, table.bias) if rival_sum else None
+        return Rivals(rows, rivals, sums, largest if hardest else None)
+
+
+def autocast_operands(device: torch.device) -> str | None:
+    """Return the dtype that autocast asks for on CUDA; None without autocast."""
+    if device.type != "cuda" or not torch.is_autocast_enabled("cuda"):
+        return None
+    return str(torch.get_autocast_dtype("cuda")).removeprefix("torch.")
+
 
 def chunk_for(rows: int, classes: int, device: torch.device) -> int:
-    """Classes a block: large enough for products at full speed, small enough for cache and memory."""
+    """Return how many classes a block has: large enough for products at full speed, small enough for cache and memory."""
     block = 2**27 if device.type == "cuda" else 2**21  # numbers in z: 512 MB on a GPU, 8 MB on a CPU
     size = max(block // max(rows, 1), 1024)
     size = min(size, 262144 if device.type == "cuda" else 8192)
     return min(size // 128 * 128, classes)
-
-
-def chunked_rivals(
-    f: Tensor,
-    weight: Tensor,
-    local: Tensor,
-    inside: Tensor | None,
-    *,
-    unit_weight: bool,
-    bias: Tensor | None,
-    rival_sum: bool,
-    hardest: bool,
-    settings: Chunked,
-) -> Rivals:
-    """Rivals of `f` (N, d) among `weight` (C, d), block by block; see `dense_rivals` for the arguments."""
-    chunk = settings.chunk or chunk_for(f.shape[0], weight.shape[0], f.device)
-    local = local if inside is None else local.masked_fill(~inside, -1)  # in no block
-    kept = 0
-    if f.device.type == "cpu" and torch.is_grad_enabled() and (f.requires_grad or weight.requires_grad):
-        held = settings.keep * 2**20 // (max(f.shape[0], 1) * f.element_size())
-        kept = min(held // chunk * chunk, weight.shape[0])
-    rows, rivals, total, largest, *_ = _Node.apply(
-        f, weight, bias, local, unit_weight, rival_sum, hardest, chunk, kept, settings.operands or ""
-    )
-    sums = sum_of_rivals(f, total, rows, local, bias) if rival_sum else None
-    return Rivals(rows, rivals, sums, largest if hardest else None)
 
 
 class _Node(torch.autograd.Function):
@@ -100,9 +125,9 @@ class _Node(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        f, weight, bias, local, *ctx.settings = inputs
+        f, weight, bias, local, *ctx.settings, length, threshold = inputs
         _, rivals, _, largest, norms, plain, exps = output
-        ctx.save_for_backward(f, weight, bias, local, rivals, norms, plain, exps)
+        ctx.save_for_backward(f, weight, bias, local, length, threshold, rivals, norms, plain, exps)
         ctx.mark_non_differentiable(largest, norms, plain, exps)
         ctx.set_materialize_grads(False)  # or autograd would make zeros as large as what was kept
 
@@ -110,21 +135,22 @@ class _Node(torch.autograd.Function):
     def backward(
         ctx: Any, by_rows: Tensor | None, by_rivals: Tensor | None, by_total: Tensor | None, *_: None
     ) -> tuple[Any, ...]:
-        f, weight, bias, local, rivals, norms, plain, exps = ctx.saved_tensors
-        unit_weight, want_total, _, chunk, kept, operands = ctx.settings
+        f, weight, bias, local, length, threshold, rivals, norms, plain, exps = ctx.saved_tensors
+        unit_weight, want_total, _, chunk, kept, operands, rule = ctx.settings
         by_rows = f.new_zeros(*local.shape, f.shape[1]) if by_rows is None else by_rows
         by_rivals = torch.zeros_like(rivals) if by_rivals is None else by_rivals
         by_total = by_total if want_total else None  # torch.compile may hand in an empty one
-        needed = ctx.needs_input_grad[:3]
+        needed = ctx.needs_input_grad
         grads: tuple[Tensor | None, ...]
         if torch.is_grad_enabled():
-            rivals = _Node.apply(f, weight, bias, local, *ctx.settings)[1]
-            grads = differentiable_gradients(
-                f, weight, bias, local, rivals, by_rows, by_rivals, by_total, unit_weight
-            )
+            rivals = _Node.apply(f, weight, bias, local, *ctx.settings, length, threshold)[1]
+            table = ClassTable(weight, unit_weight, bias, local)
+            at_rows = blocks.rule_at_rows(rule, length, threshold)
+            grads = differentiable_gradients(f, table, at_rows, rivals, by_rows, by_rivals, by_total)
         else:
             grads = blocks.backward(
-                f, weight, bias, local, rivals, norms, plain, exps, by_rows, by_rivals,
-                by_total, unit_weight, chunk, kept, operands, *needed,
+                f, weight, bias, local, rivals, norms, plain, exps, by_rows, by_rivals, by_total, unit_weight,
+                chunk, kept, operands, rule, length, threshold, *needed[:3],
             )  # fmt: skip
-        return (*(grad if need else None for grad, need in zip(grads, needed, strict=True)), *[None] * 7)
+        df, dW, db = (grad if need else None for grad, need in zip(grads, needed[:3], strict=False))
+        return df, dW, db, *[None] * 8, grads[3] if needed[-2] else None, None

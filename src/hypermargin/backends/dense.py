@@ -4,72 +4,81 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hypermargin.backends.base import PLAIN, Call, Rivals
+from hypermargin.layout import ClassTable, look_up
 from hypermargin.numerics import unit, widen
+from hypermargin.rules import RuleAtRows
 
 
 @dataclass(frozen=True)
 class Dense:
     """The dense backend has no settings."""
 
+    def fitted(self, call: Call) -> Dense:
+        """Return itself: it can do every call that fits into memory."""
+        return self
 
-class Rivals(NamedTuple):
-    """What a backend returns."""
+    def explain(self, call: Call) -> str:
+        """Say what is held."""
+        return "dense"
 
-    rows: Tensor  # (N, K, d)  w̃ of the labels; any row where the label is outside the slice
-    rivals: Tensor  # (N,)  log-sum-exp of z over the classes that are not labels of the row
-    rival_sum: Tensor | None  # (N,)  their sum, if asked for
-    hardest: Tensor | None  # (N,)  their maximum, detached, if asked for
+    def __call__(
+        self,
+        f: Tensor,
+        table: ClassTable,
+        rule: RuleAtRows = PLAIN,
+        *,
+        rival_sum: bool = False,
+        hardest: bool = False,
+    ) -> Rivals:
+        """Return the rivals of `f` (N, d), by way of all N×C products."""
+        w = widen(table.weight, f.dtype)
+        w = unit(w) if table.unit else w
+        rows = table.label_rows(w)
+        z = F.linear(f, w, table.bias if rule.is_identity else None)
+        if not rule.is_identity:
+            raw, z = z, rule.rho(z)
+            z = z if table.bias is None else z + table.bias
+        z = _without_labels(z, table, -math.inf)
+        top = None
+        if hardest:
+            top = (z if rule.is_identity else _without_labels(_plus(raw, table.bias), table, -math.inf)).detach()
+        return Rivals(
+            rows,
+            # The gradient of logsumexp is NaN in a row without rivals, but every entry of that row is masked.
+            z.logsumexp(-1) if rule.rule.is_softmax else rule.rule.aggregate.total(z),
+            z.masked_fill(z == -math.inf, 0.0).sum(-1) if rival_sum else None,
+            None if top is None else top.amax(-1),
+        )
+
+
+def _plus(z: Tensor, bias: Tensor | None) -> Tensor:
+    return z if bias is None else z + bias
+
+
+def _without_labels(z: Tensor, table: ClassTable, value: float) -> Tensor:
+    if table.inside is None:
+        return z.scatter(1, table.local, value)
+    return z.masked_fill(label_mask(table.local, table.inside, z.shape[1]), value)
 
 
 def label_mask(local: Tensor, inside: Tensor, classes: int) -> Tensor:
-    """(N, C): is this class a label of this row? One spare column takes the labels that are not inside."""
+    """Tell for each row and class, (N, C), whether it is a label. A spare column takes labels that are not inside."""
     mask = torch.zeros(local.shape[0], classes + 1, dtype=torch.bool, device=local.device)
     return mask.scatter(1, local.masked_fill(~inside, classes), True)[:, :classes]
 
 
-def dense_rivals(
-    f: Tensor,
-    weight: Tensor,
-    local: Tensor,
-    inside: Tensor | None,
-    *,
-    unit_weight: bool,
-    bias: Tensor | None,
-    rival_sum: bool,
-    hardest: bool,
-) -> Rivals:
-    """Rivals of `f` (N, d) among `weight` (C, d); `local` (N, K) are row numbers, valid where `inside`."""
-    w = widen(weight, f.dtype)
-    w = unit(w) if unit_weight else w
-    # embedding and not w[local]: the backward of indexing is not repeatable on the CPU.
-    rows = F.embedding(local if inside is None else local.masked_fill(~inside, 0), w)
-    z = F.linear(f, w, bias)
-    if inside is None:
-        z_rivals = z.scatter(1, local, -math.inf)
-    else:
-        z_rivals = z.masked_fill(label_mask(local, inside, weight.shape[0]), -math.inf)
-    return Rivals(
-        rows,
-        z_rivals.logsumexp(
-            -1
-        ),  # its gradient is NaN in a row without rivals, but every entry of that row is masked
-        z_rivals.masked_fill(z_rivals == -math.inf, 0.0).sum(-1) if rival_sum else None,
-        z_rivals.detach().amax(-1) if hardest else None,
-    )
-
-
 def sum_of_rivals(f: Tensor, total: Tensor, rows: Tensor, local: Tensor, bias: Tensor | None) -> Tensor:
-    """Σ z over the rivals without their z: ⟨f, Σ_j w̃_j⟩ + Σ_j b_j, less the row's own labels (−1: none)."""
+    """Return Σ z over the rivals without their z: ⟨f, Σ_j w̃_j⟩ + Σ_j b_j, less the row's own labels (−1: none)."""
     own = (f.unsqueeze(1) * rows).sum(-1)
     whole = f @ total
     if bias is not None:
-        own = own + F.embedding(local.clamp(min=0), bias.unsqueeze(1)).squeeze(-1)
+        own = own + look_up(bias, local.clamp(min=0))
         whole = whole + bias.sum()
     for k in range(local.shape[1]):
         again = (local[:, :k] == local[:, k : k + 1]).any(1)  # a class is taken off once
@@ -78,27 +87,28 @@ def sum_of_rivals(f: Tensor, total: Tensor, rows: Tensor, local: Tensor, bias: T
 
 
 def differentiable_gradients(
-    f: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    local: Tensor,
-    rivals: Tensor,
-    by_rows: Tensor,
-    by_rivals: Tensor,
-    by_total: Tensor | None,
-    unit_weight: bool,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """df, dW, db as a formula that can be differentiated again, in dense memory: for a node's second derivative."""
+    f: Tensor, table: ClassTable, rule: RuleAtRows, rivals: Tensor,
+    by_rows: Tensor, by_rivals: Tensor, by_total: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:  # fmt: skip
+    """Return df, dW, db and the gradient by |f| as formulas that can be differentiated again, in dense memory.
+
+    For the second derivative of a backend's node; `table.local` is −1 where a label is not inside.
+    """
+    weight, bias, local = table.weight, table.bias, table.local
     wide = weight.to(f.dtype)
-    w = unit(wide) if unit_weight else wide
-    z = f @ w.T if bias is None else f @ w.T + bias
-    empty = (rivals == -math.inf)[:, None]
-    off = label_mask(local, local >= 0, weight.shape[0]) | empty
-    P = (z - rivals[:, None].masked_fill(empty, 0.0)).exp().masked_fill(off, 0.0) * by_rivals[:, None]
+    w = unit(wide) if table.unit else wide
+    z = f @ w.T
+    off = label_mask(local, local >= 0, weight.shape[0])
+    P = rule.rule.aggregate.gradient(_plus(rule.rho(z), bias), rivals).masked_fill(off, 0.0) * by_rivals[:, None]
+    db = None if bias is None else P.sum(0).to(bias.dtype)
+    by_length = None
+    if not rule.is_identity:
+        by_length = (P * rule.slope_by_length(z)).sum(1, keepdim=True)
+        P = P * rule.slope(z)
     G = (P.T @ f).index_add(0, local.clamp(min=0).flatten(), by_rows.reshape(-1, f.shape[1]))
     if by_total is not None:
         G = G + by_total
-    if unit_weight:
+    if table.unit:
         norms = torch.linalg.vector_norm(wide, dim=1, keepdim=True)
         G = (G - w * (w * G).sum(1, keepdim=True)) / norms.masked_fill(norms == 0, math.inf)
-    return P @ w, G.to(weight.dtype), None if bias is None else P.sum(0).to(bias.dtype)
+    return P @ w, G.to(weight.dtype), db, by_length

@@ -1,21 +1,28 @@
-"""ψ, one file a paper. `names()` lists them, `get(name)` finds one, `@register(name)` adds yours."""
+"""ψ, one file per paper. `names()` lists them, `get(name)` finds one, `@register(name)` adds yours."""
 
-from hypermargin.margins._base import Margin, g, get, names, number_fields, register
+from hypermargin.fields import number_fields
+from hypermargin.margins._base import Margin, RowFacts, RowMargin, g, get, names, register
+from hypermargin.margins.adaface import AdaFace
 from hypermargin.margins.arcface import ArcFace
 from hypermargin.margins.combined import Combined
 from hypermargin.margins.cosface import CosFace
 from hypermargin.margins.nomargin import NoMargin
 from hypermargin.margins.piecewise import Piecewise
 from hypermargin.margins.sphereface import SphereFace
+from hypermargin.margins.sphereface2 import SphereFace2
 
 __all__ = [
+    "AdaFace",
     "ArcFace",
     "Combined",
     "CosFace",
     "Margin",
     "NoMargin",
     "Piecewise",
+    "RowFacts",
+    "RowMargin",
     "SphereFace",
+    "SphereFace2",
     "g",
     "get",
     "names",

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Iterator
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hypermargin import checks
+from hypermargin.fields import check_fields, number_fields
 from hypermargin.numerics import guarded_acos
 
 Numbers = float | tuple[float, ...] | None
@@ -66,47 +66,45 @@ class Margin:
             return tuple(low for low, _ in limits.values()), tuple(high for _, high in limits.values())
         return limits["m"]
 
+    def row_margin(self) -> RowMargin:
+        """Return what gives every row an m of its own; the base gives none, and m is what it is."""
+        return RowMargin()
+
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):  # type: ignore[arg-type]  # subclasses are dataclasses
-            value, meta = getattr(self, field.name), field.metadata
-            where = f"{type(self).__name__}({field.name}=…)"
-            if "low" in meta:
-                _check_number(where, value, meta)
-            elif "choices" in meta:
-                checks.one_of(where, value, meta["choices"])
-
-
-def _check_number(where: str, value: object, meta: Any) -> None:
-    interval = f"{'(' if meta['open_low'] else '['}{meta['low']:g}, {meta['high']:.6g})"
-    if isinstance(value, Tensor):
-        raise TypeError(
-            f"{where} must be a plain number; got a tensor. Per-class, per-row and learned margins are given to "
-            f"the head (class_margins=, learn_margin=True) or to margin_softmax(m=…)."
+        check_fields(
+            self,
+            "Per-class, per-row and learned margins are given to the head (class_margins=, learn_margin=True) or to "
+            "margin_softmax(m=…).",
         )
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{where} must be a number in {interval}; got {value!r} ({type(value).__name__}).")
-    above = value > meta["low"] if meta["open_low"] else value >= meta["low"]
-    if not (above and value < meta["high"]):
-        raise ValueError(f"{where} must lie in {interval}; got {value:g}. {meta['help']}")
 
 
-def number(default: float, low: float, high: float = math.inf, *, open_low: bool = False, help: str) -> Any:
-    """A dataclass field holding a number in [low, high) (or (low, high)), with its explanation."""
-    return dataclasses.field(
-        default=default, metadata={"low": low, "high": high, "open_low": open_low, "help": help}
-    )
+class RowMargin(nn.Module):
+    """Where the m of each row comes from. The base gives what it is given and has no state.
+
+    A source of your own is a module whose `forward` returns m as a tensor, one per row: (N, 1), with a last dimension if
+    the margin has several numbers. State goes into buffers; `forward` works out what follows, `advance` makes it so, after
+    the loss was computed and in training only. With a sharded head every rank sees the rows of all ranks, so that all
+    work out the same.
+    """
+
+    def forward(self, m: Tensor | None, rows: RowFacts) -> Tensor | None:
+        """Return m for these rows; `m` is what was given or learned, None for the margin's own."""
+        return m
+
+    def advance(self) -> None:
+        """Move the state on by one training step."""
 
 
-def choice(default: str, choices: tuple[str, ...], *, help: str) -> Any:
-    """A dataclass field holding one of a few words, with its explanation."""
-    return dataclasses.field(default=default, metadata={"choices": choices, "help": help})
+class RowFacts(NamedTuple):
+    """What a source of margins or a row term may know of a batch; of a sharded head, of the rows of all ranks."""
+
+    features: Tensor  # (N, d)  as given, float32 or wider; zeros in rows that do not count
+    norm: Tensor  # (N, 1)  |x|, with its gradient
+    labels: Tensor  # (N, L)  class numbers; −1 in rows that do not count
+    shared: Callable[[Tensor], Tensor] = lambda x: x  # for a parameter that all ranks hold alike, before use
 
 
-def number_fields(margin: type[Margin]) -> Iterator[dataclasses.Field[Any]]:
-    """The fields of a margin that hold numbers, in order."""
-    for field in dataclasses.fields(margin):  # type: ignore[arg-type]  # every registered margin is a dataclass
-        if "low" in field.metadata:
-            yield field
+KEEP = RowMargin()
 
 
 _REGISTRY: dict[str, type[Margin]] = {}

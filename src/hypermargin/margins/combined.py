@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from hypermargin.margins._base import Margin, choice, g, number, register
+from hypermargin.fields import choice, number
+from hypermargin.margins._base import Margin, g, register
 
 
 @register("combined")

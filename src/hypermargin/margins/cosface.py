@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from hypermargin.margins._base import Margin, number, register
+from hypermargin.fields import number
+from hypermargin.margins._base import Margin, register
 
 
 @register("cosface")

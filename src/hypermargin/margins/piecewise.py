@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hypermargin.margins._base import Margin, number, register
+from hypermargin.fields import number
+from hypermargin.margins._base import Margin, register
 
 
 @register("piecewise")

@@ -1,5 +1,7 @@
 """Layouts over processes: classes in slices (`Shard`), a sample of them (`PartialFC`), and what they send."""
 
+from hypermargin.parallel.partial_fc import PartialFC, Sampled
+from hypermargin.parallel.shard import Shard, Sharded, class_range
 from hypermargin.parallel.traffic import Traffic, traffic
 
-__all__ = ["Traffic", "traffic"]
+__all__ = ["PartialFC", "Sampled", "Shard", "Sharded", "Traffic", "class_range", "traffic"]

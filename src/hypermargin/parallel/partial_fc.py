@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from hypermargin import checks
-from hypermargin.parallel.shard import Part
+from hypermargin.layout import ClassTable, Layout, Share, bias_by_row, by_centre, rows_of
+from hypermargin.parallel.shard import is_in_ddp, never_empty
+from hypermargin.rules import LOG_SUM_EXP, Aggregate
+
+if TYPE_CHECKING:
+    from hypermargin.batch import Batch
 
 _ROUNDS = 8
 _LOW = 0xFFFFFFFF
@@ -49,17 +55,6 @@ class PartialFC:
         checks.count("PartialFC(seed=…)", self.seed, 0)
 
 
-class Sampling(NamedTuple):
-    """What decides which classes take part in one step."""
-
-    settings: PartialFC
-    step: Tensor  # (), int64
-
-    def most(self, part: Part) -> int:
-        """About how many classes of a slice take part."""
-        return max(min(math.ceil(self.settings.rate * part.most), part.most), 1)
-
-
 class Sample(NamedTuple):
     """The classes of one step that are held here."""
 
@@ -69,8 +64,7 @@ class Sample(NamedTuple):
 
     def of(self, table: Tensor) -> Tensor:
         """Rows of a table by class; the gradient by the table is sparse."""
-        out: Tensor = _Rows.apply(table, self.rows)
-        return out
+        return pick_rows(table, self.rows)
 
     def find(self, local: Tensor) -> Tensor:
         """Rows of the slice → rows of the sample; −1 where it does not hold them."""
@@ -78,6 +72,96 @@ class Sample(NamedTuple):
             return torch.full_like(local, -1)
         at = torch.searchsorted(self.rows, local).clamp(max=self.rows.shape[0] - 1)
         return at.masked_fill(self.rows[at] != local, -1)
+
+
+class Sampled(Layout):
+    """Of the classes of another layout, those that take part in one step. It is made anew for every step."""
+
+    covers_all = False
+
+    def __init__(self, inner: Layout, settings: PartialFC, step: Tensor) -> None:
+        self.inner, self.settings, self.step = inner, settings, step
+        self.rank, self.world = inner.rank, inner.world
+
+    def classes(self, here: int) -> int:
+        """Return how many classes there are in all."""
+        return self.inner.classes(here)
+
+    def held(self, classes: int) -> range:
+        """Return which classes are here, drawn or not."""
+        return self.inner.held(classes)
+
+    def check_weight(self, weight: Tensor, centres: int) -> None:
+        """Raise unless the weight is that of the classes that are here."""
+        self.inner.check_weight(weight, centres)
+
+    def busiest(self, here: int) -> int:
+        """Return about how many classes take part where most do."""
+        most = self.inner.busiest(here)
+        return max(min(math.ceil(self.settings.rate * most), most), 1)
+
+    def gather(self, check: Callable[[], Batch], asked: str, weight: Tensor) -> Batch:
+        """Return the rows of the other layout."""
+        return self.inner.gather(check, f"{asked}, sampled", weight)
+
+    def table(
+        self, weight: Tensor, batch: Batch, *, unit: bool, bias: Tensor | None = None, centres: int = 1
+    ) -> ClassTable:
+        """Return the rows of the classes that were drawn; the gradients by their tables are sparse."""
+        held = self.inner.held(weight.shape[0] // centres)
+        sample = draw(self.settings, self.step, held, self.classes(len(held)), batch.y)
+        local = (batch.y - held.start).masked_fill((batch.y < held.start) | (batch.y >= held.stop), -1)
+        rows = rows_of(sample.rows.unsqueeze(1), centres).flatten()
+        if bias is not None:
+            bias = self.shared(bias).expand(len(sample.rows)) if bias.dim() == 0 else sample.of(bias)
+        if sample.log_times is not None:
+            bias = sample.log_times if bias is None else bias + sample.log_times
+        local = rows_of(sample.find(local), centres)
+        m = None if batch.class_m is None else batch.class_m.index_select(0, sample.rows)
+        weight = pick_rows(weight, rows)
+        return never_empty(
+            ClassTable(weight, unit, bias_by_row(bias, weight, batch, centres), local, local >= 0, centres, by_centre(m, centres),
+                       raised=sample.bound)
+        )  # fmt: skip
+
+    def combine(
+        self, table: ClassTable, aggregate: Aggregate, share: Share, bound: float | Tensor | None = None
+    ) -> Share:
+        """Return what the other layout makes of it."""
+        if self.settings.correct and aggregate is not LOG_SUM_EXP:
+            raise ValueError(
+                f"PartialFC(correct=True) raises the logits of a log-sum-exp; a {aggregate.name} has none. Leave it out."
+            )
+        return self.inner.combine(table, aggregate, share, bound)
+
+    def sum(self, x: Tensor) -> Tensor:
+        """Return Σ over the shares."""
+        return self.inner.sum(x)
+
+    def mean(self, by_class: Tensor) -> Tensor:
+        """Return the mean of a table by class, over all classes, drawn or not."""
+        return self.inner.mean(by_class)
+
+    def largest(self, x: Tensor) -> Tensor:
+        """Return the largest over the shares."""
+        return self.inner.largest(x)
+
+    def shared(self, x: Tensor) -> Tensor:
+        """Return a parameter that is the same everywhere, for use in one share."""
+        return self.inner.shared(x)
+
+    def own(self, by_row: Tensor, batch: Batch) -> Tensor:
+        """Return the numbers of the rows that this process brought."""
+        return self.inner.own(by_row, batch)
+
+    def refuse_ddp(self, weight: Tensor) -> None:
+        """Raise inside DistributedDataParallel, which cannot add up sparse gradients."""
+        self.inner.refuse_ddp(weight)
+        if is_in_ddp(weight):
+            raise RuntimeError(
+                "sample=PartialFC(…) makes sparse gradients, which DistributedDataParallel cannot add up. Give the "
+                "head shard=Shard() as well, wrap the network alone, and call the head outside."
+            )
 
 
 @cache
@@ -89,26 +173,26 @@ def _silence() -> None:
             torch.sparse.check_sparse_tensor_invariants.disable()
 
 
-def draw(sampling: Sampling, part: Part, labels: Tensor) -> Sample:
-    """The classes of a step: those of `labels` (any shape, −1: none) and the first others of a permutation."""
+def draw(settings: PartialFC, step: Tensor, held: range, classes: int, labels: Tensor) -> Sample:
+    """Return which classes out of `held` take part in a step.
+
+    They are those of `labels` (any shape, −1: none) and the first others of a permutation of all `classes`.
+    """
     _silence()
-    settings, step = sampling
     positives = labels.flatten().unique()
     positives = positives[positives >= 0]
     known = positives.shape[0]
-    others = part.classes - known
+    others = classes - known
     if settings.correct:
         wanted = max(math.ceil(settings.rate * others - 1e-9), 0)
     else:
-        wanted = max(math.floor(settings.rate * part.classes + 1e-9) - known, 0)
+        wanted = max(math.floor(settings.rate * classes + 1e-9) - known, 0)
     # A positive that stands before the wanted number of others in the permutation makes room for one more place.
-    own = torch.arange(part.start, part.stop, device=labels.device)
-    place, place_of_own = permuted(torch.cat((positives, own)), part.classes, settings.seed, step).tensor_split(
-        [known]
-    )
+    own = torch.arange(held.start, held.stop, device=labels.device)
+    place, place_of_own = permuted(torch.cat((positives, own)), classes, settings.seed, step).tensor_split([known])
     end = wanted + (place.sort().values - torch.arange(known, device=place.device) < wanted).sum()
     taken = place_of_own < end
-    mine = positives[(positives >= part.start) & (positives < part.stop)] - part.start
+    mine = positives[(positives >= held.start) & (positives < held.stop)] - held.start
     is_label = torch.zeros_like(taken).index_fill(0, mine, True)
     rows = (taken | is_label).nonzero().squeeze(1)
     if not settings.correct or not wanted:
@@ -149,6 +233,12 @@ def _mix(x: Tensor) -> Tensor:
     x = ((x ^ (x >> 16)) * 0x85EBCA6B) & _LOW
     x = ((x ^ (x >> 13)) * 0xC2B2AE35) & _LOW
     return x ^ (x >> 16)
+
+
+def pick_rows(table: Tensor, rows: Tensor) -> Tensor:
+    """Return table[rows] for ascending rows; the gradient by the table is sparse."""
+    out: Tensor = _Rows.apply(table, rows)
+    return out
 
 
 class _Rows(torch.autograd.Function):

@@ -11,16 +11,23 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from hypermargin import checks
-from hypermargin.parallel import messages as collective
-from hypermargin.parallel.messages import Group, Rows
+from hypermargin.layout import ClassTable, Layout, Share, bias_by_row, by_centre, rows_of
+from hypermargin.numerics import wide_dtype, widen
+from hypermargin.parallel import messages
+from hypermargin.parallel.messages import Group, Rows, gather_rows, join, own_rows
+from hypermargin.rules import Aggregate
+
+if TYPE_CHECKING:
+    from hypermargin.batch import Batch
 
 # exp(R − bound) ≥ exp(−2·bound) has all its digits in float64 down to exp(−708).
 LARGEST_BOUND = 300.0
@@ -55,8 +62,8 @@ class Shard:
     def __deepcopy__(self, memo: Any) -> Shard:
         return self  # a process group cannot be copied
 
-    def part(self, classes: int) -> Part:
-        """The slice of `classes` that this process holds."""
+    def layout(self, classes: int) -> Sharded:
+        """Return the layout of `classes` classes on the ranks of this group, as seen by this process."""
         if not dist.is_available() or not dist.is_initialized():
             raise RuntimeError(
                 "shard=Shard(…) needs a process group, and none is initialised. Start with torchrun and call "
@@ -68,8 +75,26 @@ class Shard:
                 f"Shard(process_group=…) does not contain this process (rank {dist.get_rank()} of "
                 f"{dist.get_world_size()}). Make the head on the ranks of its group only."
             )
-        start, stop = class_range(classes, rank, world)
-        return Part(classes, start, stop, rank, world, self)
+        return Sharded(classes, rank, world, self)
+
+
+def is_in_ddp(weight: Tensor) -> bool:
+    """Tell whether this runs inside the forward of a DistributedDataParallel that looks after the weight."""
+    # It says so for the sake of torch.compile; where a version of torch does not, nothing is noticed.
+    ddp = getattr(torch.nn.parallel.DistributedDataParallel, "_active_ddp_module", None)
+    return any(weight is each for each in getattr(ddp, "_module_parameters", ()))
+
+
+def never_empty(table: ClassTable) -> ClassTable:
+    """Return the table, or one with a row of zeros where no class takes part: no collective may be missed."""
+    if table.weight.shape[0]:
+        return table
+
+    def with_a_zero(x: Tensor | None) -> Tensor | None:
+        return None if x is None else torch.cat((x, x.new_zeros(1, *x.shape[1:])))
+
+    weight = torch.cat((table.weight, table.weight.new_zeros(1, table.weight.shape[1])))
+    return table._replace(weight=weight, bias=with_a_zero(table.bias), m=with_a_zero(table.m), is_empty=True)
 
 
 def class_range(classes: int, rank: int, world: int) -> tuple[int, int]:
@@ -81,31 +106,12 @@ def class_range(classes: int, rank: int, world: int) -> tuple[int, int]:
     return min(rank * size, classes), min((rank + 1) * size, classes)
 
 
-class Reading:
-    """The number in a tensor, read from a GPU once: it is not waited for again until the tensor changes."""
+class Sharded(Layout):
+    """`total` classes on the ranks of a process group, of which this process holds the slice of `rank`."""
 
-    def __init__(self) -> None:
-        self._last: tuple[Tensor, int, float] | None = None
-
-    def __call__(self, x: Tensor) -> float:
-        """Changes behind autograd's back (x.data) are seen on the CPU only."""
-        if x.device.type == "cpu" or x.is_inference():
-            return float(x)
-        if self._last is None or self._last[0] is not x or self._last[1] != x._version:
-            self._last = (x, x._version, float(x))
-        return self._last[2]
-
-
-@dataclass(frozen=True)
-class Part:
-    """The classes [start, stop) out of `classes`, held by `rank` of `world`. By default one process holds all."""
-
-    classes: int
-    start: int
-    stop: int
-    rank: int = 0
-    world: int = 1
-    shard: Shard = Shard()
+    def __init__(self, total: int, rank: int = 0, world: int = 1, shard: Shard = Shard()) -> None:
+        self.total, self.rank, self.world, self.shard = total, rank, world, shard
+        self.start, self.stop = class_range(total, rank, world)
 
     @property
     def group(self) -> Group:
@@ -113,60 +119,110 @@ class Part:
         return self.shard.process_group
 
     @property
-    def count(self) -> int:
-        """Classes held here."""
-        return self.stop - self.start
-
-    @property
-    def most(self) -> int:
-        """Classes held by the rank that has most."""
-        return -(-self.classes // self.world)
-
-    @property
-    def counts(self) -> list[int]:
-        """Classes held by each rank."""
-        ranges = (class_range(self.classes, rank, self.world) for rank in range(self.world))
-        return [stop - start for start, stop in ranges]
-
-    @property
     def numbers(self) -> tuple[int, int, int, int, int]:
         """start, stop, classes, rank, world: how a saved slice says what it is."""
-        return self.start, self.stop, self.classes, self.rank, self.world
+        return self.start, self.stop, self.total, self.rank, self.world
+
+    def classes(self, here: int) -> int:
+        """Return the classes of all ranks together."""
+        return self.total
+
+    def held(self, classes: int) -> range:
+        """Return this rank's slice."""
+        return range(self.start, self.stop)
+
+    def busiest(self, here: int) -> int:
+        """Return the classes of the rank that has most."""
+        return -(-self.total // self.world)
 
     def check_state(self, head: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
-        """A hook before loading: a slice is loaded where it belongs, or not at all."""
+        """Refuse to load a slice where it does not belong; a hook before loading."""
         saved = state.get(prefix + "classes_held")
         if saved is not None and tuple(saved.tolist()) != self.numbers:
             start, stop, classes, rank, world = saved.tolist()
             raise ValueError(
                 f"this state holds the classes {start}:{stop} of {classes} (rank {rank} of {world}); the head "
-                f"holds {self.start}:{self.stop} of {self.classes} (rank {self.rank} of {self.world}). "
+                f"holds {self.start}:{self.stop} of {self.total} (rank {self.rank} of {self.world}). "
                 "Join the slices of all ranks and split them anew."
             )
 
-    def check_slice(self, weight: Tensor) -> None:
-        """The weight of these classes, and no other."""
-        if weight.shape[0] != self.count:
+    def check_weight(self, weight: Tensor, centres: int) -> None:
+        """Raise unless the weight is that of this rank's classes, which may be none."""
+        if weight.shape[0] != (self.stop - self.start) * centres:
             raise ValueError(
-                f"weight must have {self.count} rows, this rank's classes {self.start}:{self.stop} of "
-                f"{self.classes}; got {tuple(weight.shape)}. Give weight[part.start : part.stop]."
+                f"weight must have {(self.stop - self.start) * centres} rows, this rank's classes "
+                f"{self.start}:{self.stop} of {self.total}; got {tuple(weight.shape)}. Give "
+                "weight[layout.start : layout.stop]."
             )
 
     def refuse_ddp(self, weight: Tensor) -> None:
-        """An error inside the forward of a DistributedDataParallel that looks after this weight."""
-        # It says so for the sake of torch.compile; where a version of torch does not, nothing is noticed.
-        ddp = getattr(torch.nn.parallel.DistributedDataParallel, "_active_ddp_module", None)
-        if not any(weight is each for each in getattr(ddp, "_module_parameters", ())):
-            return
-        if self.world > 1:
+        """Raise inside the forward of a DistributedDataParallel that looks after this weight."""
+        if self.world > 1 and is_in_ddp(weight):
             raise RuntimeError(
                 "this head holds a slice of the classes, and DistributedDataParallel has given all ranks that of "
                 "rank 0. Wrap the network alone, make the head anew (or load its weights), and call it outside."
             )
-        raise RuntimeError(
-            "sample=PartialFC(…) makes sparse gradients, which DistributedDataParallel cannot add up. Give the "
-            "head shard=Shard() as well, wrap the network alone, and call the head outside."
+
+    def gather(self, check: Callable[[], Batch], asked: str, weight: Tensor) -> Batch:
+        """Return the batch of all ranks; if one rank refuses its own, all raise."""
+        if self.world == 1:
+            return check()
+        try:
+            mine = check()
+        except Exception as error:
+            self.agree(0, "", (False, False), weight.device, error)
+            raise
+        x, share = mine.features, mine.share
+        wide = wide_dtype(x, weight)
+        by_row: dict[str, Tensor] = {}
+        if isinstance(mine.scale, Tensor) and mine.scale.dim():
+            by_row["scale"] = mine.scale
+        if mine.m is not None and mine.m_by_row:
+            by_row["m"] = mine.m
+        if mine.y.shape[1] == 2:  # each rank may have drawn a number of its own
+            share = share.to(wide) if isinstance(share, Tensor) else x.new_full((), share, dtype=wide)
+            by_row["mix weight"] = share.expand(x.shape[0])
+        learns = torch.is_grad_enabled()
+        words = [asked, f"{x.dtype} features", f"{mine.y.shape[1]} labels a row"]
+        words += [f"gradients {'on' if learns else 'off'}"]
+        words += [] if isinstance(mine.scale, Tensor) else [f"scale {mine.scale:g}"]
+        words += [f"{name} by row, {t.dtype}, gradient {t.requires_grad}" for name, t in by_row.items()]
+        flags = learns and x.requires_grad, mine.used is None
+        rows, by_rank = self.agree(x.shape[0], ", ".join(words), flags, x.device)
+        if any(flags[0] for flags in by_rank) and not x.requires_grad:
+            x = x.detach().requires_grad_()  # nobody wants its gradient, but the others wait for my share of theirs
+        of_all = {name: gather_rows(t, rows) for name, t in by_row.items()}
+        scale, m, y = mine.scale, mine.m, rows.collected(mine.y)
+        if isinstance(scale, Tensor) and "scale" not in by_row:
+            scale = self.shared(widen(scale, wide))
+        if m is not None and not mine.m_by_row:
+            m = self.shared(widen(m, wide))
+        return mine._replace(
+            features=gather_rows(x, rows, wide),
+            y=y,
+            used=None if all(flags[1] for flags in by_rank) else y[:, 0] >= 0,
+            scale=of_all.get("scale", scale),
+            share=of_all.get("mix weight", share),
+            m=of_all.get("m", m),
+            rows=rows,
         )
+
+    def table(
+        self, weight: Tensor, batch: Batch, *, unit: bool, bias: Tensor | None = None, centres: int = 1
+    ) -> ClassTable:
+        """Return this rank's slice; a slice without classes has one row of zeros, which no label names."""
+        if self.world == 1:
+            return super().table(weight, batch, unit=unit, bias=bias, centres=centres)
+        if bias is not None and bias.dim() == 0:
+            bias = self.shared(bias)
+        local = rows_of(self.local(batch.y), centres)
+        found = ClassTable(weight, unit, bias_by_row(bias, weight, batch, centres), local, local >= 0, centres,
+                           by_centre(batch.class_m, centres))  # fmt: skip
+        return never_empty(found)
+
+    def local(self, y: Tensor) -> Tensor:
+        """Return the places of classes in this rank's slice, −1 for those that are not in it."""
+        return (y - self.start).masked_fill((y < self.start) | (y >= self.stop), -1)
 
     def agree(
         self,
@@ -204,54 +260,62 @@ class Part:
             [bool(flag) for flag in line[3:]] for line in table
         ]
 
-    def refuse(self, problem: Exception, device: torch.device) -> NoReturn:
-        """Raise a problem of this rank's batch, here and on every other rank."""
-        self.agree(0, "", (False, False), device, problem)
-        raise problem
-
     def _words(self, mine: str) -> list[str]:
         words: list[Any] = [None] * self.world
         dist.all_gather_object(words, mine, group=self.group)
         return words
 
-    def spread(self, x: Tensor) -> Tensor:
-        """A parameter all ranks hold alike, for use in my share of the work."""
-        return collective.spread(x, self.group) if self.world > 1 and x.requires_grad else x
+    def shared(self, x: Tensor) -> Tensor:
+        """Return a parameter that all ranks hold alike, for use in this rank's share; its gradients are added up."""
+        return messages.spread(x, self.group) if self.world > 1 and x.requires_grad else x
 
     def sum(self, x: Tensor) -> Tensor:
-        """Σ over the ranks."""
-        return collective.sum_partial(x, self.group) if self.world > 1 else x
+        """Return Σ over the ranks."""
+        return messages.sum_partial(x, self.group) if self.world > 1 else x
 
-    def mean(self, table: Tensor) -> Tensor:
-        """Of the numbers in a table by class, over all classes."""
-        return self.sum(table.sum()) / (self.classes * math.prod(table.shape[1:]))
+    def mean(self, by_class: Tensor) -> Tensor:
+        """Return the mean of the numbers in a table by class, over all classes."""
+        return self.sum(by_class.sum()) / (self.total * math.prod(by_class.shape[1:]))
 
     def largest(self, x: Tensor) -> Tensor:
-        """The largest over the ranks, without gradient."""
-        return collective.all_reduce(x, "MAX", self.group) if self.world > 1 else x.detach()
+        """Return the largest over the ranks, without gradient."""
+        return messages.all_reduce(x, "MAX", self.group) if self.world > 1 else x.detach()
 
-    def combine(self, rivals: Tensor, *sums: Tensor | None, bound: float | None) -> list[Any]:
-        """R over all classes, then the sums of the others, each (N,) or (N, K), in the one SUM that all share.
+    def own(self, by_row: Tensor, batch: Batch) -> Tensor:
+        """Return the numbers of this rank's rows."""
+        return by_row if batch.rows is None else own_rows(by_row, batch.rows)
 
-        `bound` is a number no logit exceeds, if one is known. Without it the largest R of each row is found first.
+    def columns(self, logits: Tensor, batch: Batch) -> Tensor:
+        """Return the logits of this rank's rows against all classes; those of all ranks are held on the way."""
+        if batch.rows is None:
+            return logits
+        slices = (class_range(self.total, rank, self.world) for rank in range(self.world))
+        counts = [stop - start for start, stop in slices]
+        return own_rows(join(logits.T, Rows(counts, self.rank, self.group)).T, batch.rows)
+
+    def combine(
+        self, table: ClassTable, aggregate: Aggregate, share: Share, bound: float | Tensor | None = None
+    ) -> Share:
+        """Return what all classes say of every row, in one SUM over the ranks.
+
+        Without a `bound` that is known as a number, the largest R of each row is found first, unless R is a plain sum.
         Sums are float64: exp(R − bound) would leave float32's range from bound = 43 on; T comes through exactly.
         """
         if self.world == 1:
-            return [rivals, *sums]
-        if bound is not None and bound <= LARGEST_BOUND:
-            shift: Tensor | float = bound
-        else:
-            most = self.largest(rivals).double()
-            shift = most.masked_fill(most == -math.inf, 0.0)
-        given = [(rivals.double() - shift).exp(), *(x for x in sums if x is not None)]
-        columns = [x.double().reshape(x.shape[0], math.prod(x.shape[1:])) for x in given]
-        total = torch.split(self.sum(torch.cat(columns, 1)), [c.shape[1] for c in columns], 1)
-        whole = total[0].squeeze(1)
-        none = whole == 0
-        R = (shift + whole.masked_fill(none, 1.0).log()).masked_fill(none, -math.inf)
-        rest = iter(total[1:])
-        shaped = [None if x is None else next(rest).reshape(x.shape).to(x.dtype) for x in sums]
-        return [R.to(rivals.dtype), *shaped]
+            return share
+        shift: Tensor | float = 0.0
+        if aggregate.needs_shift:
+            known = bound + table.raised if isinstance(bound, float) else math.inf
+            if known <= LARGEST_BOUND:
+                shift = known
+            else:
+                most = self.largest(share.rivals).double()
+                shift = most.masked_fill(most == -math.inf, 0.0)
+        sent = share._replace(rivals=aggregate.to_share(share.rivals.double(), shift))
+        columns = [x.double().reshape(len(x), math.prod(x.shape[1:])) for x in sent if x is not None]
+        sums = iter(torch.split(self.sum(torch.cat(columns, 1)), [c.shape[1] for c in columns], 1))
+        whole = Share._make(None if x is None else next(sums).reshape(x.shape).to(x.dtype) for x in sent)
+        return whole._replace(rivals=aggregate.from_shares(whole.rivals, shift).to(share.rivals.dtype))
 
     @torch.no_grad()
     def first_weights(self, weight: Tensor, std: float) -> None:

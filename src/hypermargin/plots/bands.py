@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 
 from hypermargin.advise import band_width
-from hypermargin.advise.bounds import psi_at
 from hypermargin.evaluate.pairs import Floats
 from hypermargin.margins import Margin
 from hypermargin.plots.boundary import in_radians
@@ -18,6 +17,7 @@ from hypermargin.plots.catalogue import MARGINS, label, picture, read_margins
 from hypermargin.plots.keyed import Keyed
 from hypermargin.plots.stretches import psi, stretches
 from hypermargin.plots.style import DASHES, Display, degrees, degrees_axis, dress, legend, look
+from hypermargin.scales import psi_at
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,13 +11,13 @@ import numpy as np
 
 from hypermargin import checks
 from hypermargin.advise import band_width
-from hypermargin.advise.bounds import check_angle
 from hypermargin.evaluate.pairs import Floats
 from hypermargin.margins import Margin, SphereFace
 from hypermargin.plots.catalogue import MARGINS, USUAL, label, picture, read_margins
 from hypermargin.plots.keyed import Keyed
 from hypermargin.plots.stretches import psi, stretches
 from hypermargin.plots.style import Display, bare, degrees, look
+from hypermargin.scales import check_angle
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,15 +13,21 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from hypermargin import checks
-from hypermargin.backends.dense import Rivals, differentiable_gradients, sum_of_rivals
-from hypermargin.optim import FusedSGD
+from hypermargin.backends.base import PLAIN, Call, Rivals
+from hypermargin.backends.chunked import autocast_operands
+from hypermargin.backends.dense import differentiable_gradients, sum_of_rivals
+from hypermargin.layout import ClassTable
+from hypermargin.rules import RuleAtRows
+
+if TYPE_CHECKING:
+    from hypermargin.optim import FusedSGD
 
 OPERANDS = ("float32", "bfloat16", "float16")
 OUTSIDE = -(2**30)  # the label of a row whose class is in another slice
@@ -41,12 +47,16 @@ class Triton:
     - chunk: classes a chunk, a multiple of 256; by default chosen from the number of rows
     - tune: measure which tiles are fastest on this GPU for such calls, once (some seconds), and keep the answer in
       ~/.cache/hypermargin. Without it, tiles tuned on an H200.
+    - update: an optimiser that takes the weight's gradient in the backward and changes the weight there (`FusedSGD`).
+      Without one, as in Megatron, the gradient is added to `weight.main_grad`, if there is such a float32 tensor, and
+      else returned to autograd.
     """
 
     memory: float = 4096
     operands: str | None = None
     chunk: int | None = None
     tune: bool = False
+    update: FusedSGD | None = None
 
     def __post_init__(self) -> None:
         checks.in_range("Triton(memory=…)", self.memory, 0.0, math.inf)
@@ -56,6 +66,86 @@ class Triton:
             checks.count("Triton(chunk=…)", self.chunk)
             if self.chunk % TILE:
                 raise ValueError(f"Triton(chunk=…) must be a multiple of {TILE}; got {self.chunk}.")
+
+    def fitted(self, call: Call) -> Triton:
+        """Return itself with autocast's dtype for the operands; an error where it cannot run."""
+        reason = why_not(call.device)
+        if not call.rule.is_softmax:
+            reason = reason or f"its kernels know softmax's rule alone, not {call.rule}"
+        if reason:
+            raise ValueError(f'backend="triton" cannot run here: {reason}. Use "auto" or "chunked".')
+        if call.dtype != torch.float32:
+            raise ValueError(
+                f'backend="triton" computes in float32; got features or weight in {call.dtype}. Use "chunked" or '
+                '"dense".'
+            )
+        return self if self.operands is not None else replace(self, operands=autocast_operands(call.device))
+
+    def explain(self, call: Call) -> str:
+        """Say how much is kept from the forward to the backward."""
+        cut = plan(call.rows, call.classes, call.dim, self)
+        share = "all" if cut.kept == call.classes else "none" if not cut.kept else f"{cut.kept:,}"
+        operands = f", {self.operands} operands" if self.operands else ""
+        return f"triton: exp z of {share} of the classes is kept for the backward{operands}."
+
+    def __call__(
+        self,
+        f: Tensor,
+        table: ClassTable,
+        rule: RuleAtRows = PLAIN,
+        *,
+        rival_sum: bool = False,
+        hardest: bool = False,
+    ) -> Rivals:
+        """Return the rivals of `f` (N, d) without the N×C matrix."""
+        weight, sink = table.weight, self._sink(table.weight)
+        local = (
+            table.local if table.inside is None else table.local.masked_fill(~table.inside, OUTSIDE)
+        )  # in no tile
+        cut = plan(f.shape[0], weight.shape[0], f.shape[1], self)
+        if self.tune and f.is_cuda and not torch.compiler.is_compiling():
+            from hypermargin.backends.fused.tune import ensure_tuned
+
+            ensure_tuned(f.shape[0], f.shape[1], cut.operands, f.device)
+        will_learn = torch.is_grad_enabled() and (f.requires_grad or weight.requires_grad)
+        rows, rivals, total, largest, *_ = _Node.apply(
+            f.contiguous(), weight.contiguous(), table.bias, local, table.unit, rival_sum, hardest, cut.chunk,
+            cut.kept if will_learn and not hardest else 0, cut.operands, sink,
+        )  # fmt: skip
+        sums = sum_of_rivals(f, total, rows, local, table.bias) if rival_sum else None
+        return Rivals(rows, rivals, sums, largest if hardest else None)
+
+    def _sink(self, weight: Tensor) -> FusedSGD | Tensor | None:
+        """Return what takes the weight's gradient; None: autograd."""
+        sink = self.update if self.update is not None else getattr(weight, "main_grad", None)
+        if sink is None:
+            return None
+        if isinstance(sink, Tensor):
+            if not (
+                sink.shape == weight.shape
+                and sink.dtype == torch.float32
+                and sink.device == weight.device
+                and sink.is_contiguous()
+            ):
+                raise ValueError(
+                    f"weight.main_grad must be contiguous, float32, on {weight.device}, of the weight's shape "
+                    f"{tuple(weight.shape)}; got {sink.dtype}, {sink.device}, {tuple(sink.shape)}, strides "
+                    f"{sink.stride()}."
+                )
+        elif sink.param_groups[0]["params"][0] is not weight:
+            raise ValueError(
+                "Triton(update=FusedSGD(…)) belongs to another weight. Make a new one for the head as it is now; for a "
+                "sample of the classes, SampledSGD is the optimiser."
+            )
+        if torch.compiler.is_compiling():
+            raise RuntimeError(
+                "FusedSGD and weight.main_grad work in eager mode and CUDA graphs, not under torch.compile."
+            )
+        if not weight.is_contiguous():
+            raise ValueError(
+                "FusedSGD and weight.main_grad need a contiguous weight; call .contiguous() on it first."
+            )
+        return sink
 
 
 def why_not(device: torch.device) -> str:
@@ -111,72 +201,6 @@ def plan(rows: int, classes: int, dim: int, settings: Triton) -> Plan:
     return Plan(chunk, max(room // a_class - chunk, 0) // TILE * TILE, operands)
 
 
-def fused_rivals(
-    f: Tensor,
-    weight: Tensor,
-    local: Tensor,
-    inside: Tensor | None,
-    *,
-    unit_weight: bool,
-    bias: Tensor | None,
-    rival_sum: bool,
-    hardest: bool,
-    settings: Triton,
-    update: FusedSGD | None = None,
-) -> Rivals:
-    """Rivals of `f` (N, d) among `weight` (C, d); see `dense_rivals` for the arguments.
-
-    The weight's gradient goes to `update`, if given; else, as in Megatron, it is added to `weight.main_grad`, if
-    there is such a float32 tensor; else it is returned to autograd.
-    """
-    sink = update if update is not None else getattr(weight, "main_grad", None)
-    if isinstance(sink, Tensor) and not (
-        sink.shape == weight.shape
-        and sink.dtype == torch.float32
-        and sink.device == weight.device
-        and sink.is_contiguous()
-    ):
-        raise ValueError(
-            f"weight.main_grad must be contiguous, float32, on {weight.device}, of the weight's shape "
-            f"{tuple(weight.shape)}; got {sink.dtype}, {sink.device}, {tuple(sink.shape)}, strides {sink.stride()}."
-        )
-    if update is not None and update.param_groups[0]["params"][0] is not weight:
-        raise ValueError("update=FusedSGD(…) belongs to another weight. Make a new one for the head as it is now.")
-    if f.dtype != torch.float32:
-        raise ValueError(
-            f'backend="triton" computes in float32; got features or weight in {f.dtype}. Use "chunked" or "dense".'
-        )
-    local = local if inside is None else local.masked_fill(~inside, OUTSIDE)  # in no tile
-    cut = plan(f.shape[0], weight.shape[0], f.shape[1], settings)
-    if settings.tune and f.is_cuda and not torch.compiler.is_compiling():
-        from hypermargin.backends.fused.tune import ensure_tuned
-
-        ensure_tuned(f.shape[0], f.shape[1], cut.operands, f.device)
-    will_learn = torch.is_grad_enabled() and (f.requires_grad or weight.requires_grad)
-    kept = cut.kept if will_learn and not hardest else 0
-    if sink is not None and torch.compiler.is_compiling():
-        raise RuntimeError(
-            "FusedSGD and weight.main_grad work in eager mode and CUDA graphs, not under torch.compile."
-        )
-    if sink is not None and not weight.is_contiguous():
-        raise ValueError("FusedSGD and weight.main_grad need a contiguous weight; call .contiguous() on it first.")
-    rows, rivals, total, largest, *_ = _Node.apply(
-        f.contiguous(),
-        weight.contiguous(),
-        bias,
-        local,
-        unit_weight,
-        rival_sum,
-        hardest,
-        cut.chunk,
-        kept,
-        cut.operands,
-        sink,
-    )
-    sums = sum_of_rivals(f, total, rows, local, bias) if rival_sum else None
-    return Rivals(rows, rivals, sums, largest if hardest else None)
-
-
 class _Node(torch.autograd.Function):
     """The one autograd node; it owns dW, the label rows' share included."""
 
@@ -203,8 +227,9 @@ class _Node(torch.autograd.Function):
         from hypermargin.backends.fused import launch, ops
 
         unit_weight, want_total, _, chunk, _, operands, sink = ctx.settings
-        if isinstance(sink, FusedSGD):
-            sink.refuse_a_second()
+        optimizer = None if isinstance(sink, Tensor) else sink
+        if optimizer is not None:
+            optimizer.refuse_a_second()
         f, weight, bias, local, rivals, rivals2, exps, units, inverse = ctx.saved_tensors
         by_rows = f.new_zeros(*local.shape, f.shape[1]) if by_rows is None else by_rows
         by_rivals = torch.zeros_like(rivals) if by_rivals is None else by_rivals
@@ -218,18 +243,17 @@ class _Node(torch.autograd.Function):
             if sink is not None:
                 raise RuntimeError("a head with FusedSGD or weight.main_grad has no second derivative.")
             rivals = _Node.apply(f, weight, bias, local, *ctx.settings)[1]
-            grads = differentiable_gradients(
-                f, weight, bias, local, rivals, by_rows, by_rivals, by_total, unit_weight
-            )
+            table = ClassTable(weight, unit_weight, bias, local.clamp(min=-1))
+            grads = differentiable_gradients(f, table, PLAIN, rivals, by_rows, by_rivals, by_total)[:3]
         elif sink is not None and needed[1]:
-            if isinstance(sink, FusedSGD):
-                update = launch.Update(launch.SGD, weight, **sink.begin())
+            if optimizer is not None:
+                update = launch.Update(launch.SGD, weight, **optimizer.begin())
             else:
                 update = launch.Update(launch.ADD, sink)
             df, db = ops.backward_into(*given, chunk, operands, needed[0], needed[2], update)
             torch.autograd.graph.increment_version(update.out)
-            if isinstance(sink, FusedSGD):
-                sink.wait_for_step()
+            if optimizer is not None:
+                optimizer.wait_for_step()
             grads = (df, None, db)
         else:
             run = ops.backward_op if torch.compiler.is_compiling() else ops.backward

@@ -226,7 +226,11 @@ def backward(
 # Under torch.compile each is one opaque call; in eager mode it is not worth the two milliseconds they cost.
 forward_op = torch.library.custom_op("hypermargin::fused_forward", forward, mutates_args=())
 backward_op = torch.library.custom_op("hypermargin::fused_backward", backward, mutates_args=())
-backward_op.register_fake(empty_gradients)
+
+
+@backward_op.register_fake
+def _(f, weight, bias, *rest):  # type: ignore[no-untyped-def]
+    return empty_gradients(f, weight, bias, *rest[-3:])
 
 
 @forward_op.register_fake

@@ -1,0 +1,91 @@
+""" "auto": the backend that is fastest for a call of that size on that device, as measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from hypermargin import checks
+from hypermargin.backends.base import Backend, Call, Rivals, find_backend
+from hypermargin.backends.chunked import Chunked
+from hypermargin.backends.dense import Dense
+from hypermargin.backends.fused import Triton, is_tested_on
+from hypermargin.layout import ClassTable
+from hypermargin.rules import RuleAtRows
+
+# Up to this many logits the N×C matrix costs less time than the blocks that avoid it.
+DENSE_LOGITS = {"cpu": 2**18, "cuda": 2**25}
+
+
+@dataclass(frozen=True)
+class Auto:
+    """Chooses among the others, and can say why. It never does a call itself."""
+
+    def fitted(self, call: Call) -> Backend:
+        """Return dense for few logits, triton under autocast on the GPUs it was tested on, else chunked."""
+        return self._choice(call)[0].fitted(call)
+
+    def explain(self, call: Call) -> str:
+        """Say which it would be, and why."""
+        chosen, why = self._choice(call)
+        name = type(chosen).__name__.lower()
+        details = chosen.fitted(call).explain(call).removeprefix(name).removeprefix(": ")
+        return f"{name}: {why} {details}".strip()
+
+    def _choice(self, call: Call) -> tuple[Backend, str]:
+        logits = f"{call.rows:,} rows × {call.classes:,} classes"
+        most = DENSE_LOGITS.get(call.device.type, DENSE_LOGITS["cpu"])
+        if call.rows * call.classes <= most:
+            return Dense(), f"{logits} are at most {most:,} logits: holding them costs less than recomputing."
+        many = f"{logits} are more than {most:,} logits: computed in"
+        if not is_tested_on(call.device) or not call.rule.is_softmax:
+            return Chunked(), f"{many} blocks, never held."
+        if torch.is_autocast_enabled("cuda") and call.dtype == torch.float32:
+            return Triton(), f"{many} tiles, never held."
+        return Chunked(), (
+            f"{many} blocks, never held. (Under autocast it would be triton; blocks are faster with float32 operands.)"
+        )
+
+    def __call__(
+        self,
+        f: torch.Tensor,
+        table: ClassTable,
+        rule: RuleAtRows,
+        *,
+        rival_sum: bool = False,
+        hardest: bool = False,
+    ) -> Rivals:
+        """Choose, then do it."""
+        call = Call(f.shape[0], table.weight.shape[0], f.device, f.dtype, f.shape[1], rule.rule)
+        return self.fitted(call)(f, table, rule, rival_sum=rival_sum, hardest=hardest)
+
+
+def explain_backend(
+    rows: int,
+    classes: int,
+    backend: str | Backend = "auto",
+    device: torch.device | str = "cpu",
+    dim: int = 512,
+    world_size: int = 1,
+) -> str:
+    """Say which backend a call of that size uses, and why. `dim` matters to what the fused one can keep.
+
+    With a `world_size` the classes lie on so many ranks (`Shard`), each bringing `rows` rows, and what a rank sends
+    in a step is counted too, for float32 features and bounded logits; `hypermargin.parallel.traffic` counts others.
+    """
+    checks.count("rows", rows, 0)
+    checks.count("classes", classes)
+    if world_size != 1:
+        from hypermargin.parallel.traffic import traffic
+
+        sent = traffic(rows, dim, world_size)
+        each = -(-classes // world_size)
+        of_one = explain_backend(rows * world_size, each, backend, device, dim)
+        return f"{of_one} Each of {world_size} ranks holds {each:,} classes and sends {sent}."
+    call = Call(rows, classes, torch.device(device), dim=dim)
+    found = find_backend(backend)
+    if isinstance(found, Auto):
+        return found.explain(call)
+    name, _, details = found.fitted(call).explain(call).partition(": ")
+    return f"{name}: backend={backend!r} was asked for. {details}".strip()

@@ -1,0 +1,107 @@
+"""What a backend is: who does the N×C work. And the registry that finds one by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from hypermargin import checks
+from hypermargin.layout import ClassTable, Layout
+from hypermargin.numerics import wide_dtype
+from hypermargin.rules import SOFTMAX, Rule, RuleAtRows
+
+if TYPE_CHECKING:
+    from hypermargin.batch import Batch
+
+PLAIN = SOFTMAX.at()  # every rival counts as what it is
+
+
+class Rivals(NamedTuple):
+    """What a backend returns, for z_ij = ⟨f_i, w̃_j⟩ and a table of C·K rows."""
+
+    rows: Tensor  # (N, L·K, d)  w̃ of the labels; any row where the label is not in the table
+    rivals: Tensor  # (N,)  R: the rule's aggregate of ρ_ij + b_j over the rows that are not labels of i
+    rival_sum: Tensor | None  # (N,)  the sum of the same z_ij + b_j, if asked for
+    hardest: Tensor | None  # (N,)  their maximum, whatever the rule, detached, if asked for
+
+
+class Call(NamedTuple):
+    """What can be known of a call before it is made."""
+
+    rows: int
+    classes: int  # rows of the table
+    device: torch.device
+    dtype: torch.dtype = torch.float32  # of the scaled features
+    dim: int = 512
+    rule: Rule = SOFTMAX
+
+    @staticmethod
+    def of(batch: Batch, weight: Tensor, layout: Layout, rule: Rule = SOFTMAX) -> Call:
+        """Return what a backend is chosen for; with several ranks, the same on each."""
+        rows, dim = batch.features.shape
+        classes, dtype = layout.busiest(weight.shape[0]), wide_dtype(batch.features, weight)
+        return Call(rows, classes, weight.device, dtype, dim, rule)
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """Who does the N×C work: an object with settings, passed in or found by name.
+
+    `testing.check_backend` holds any backend to the definition, which is `Dense` in float64. One autograd node (or plain
+    autograd) owns the weight's gradient, the label rows' share included; dR/dz is exactly 0 at label columns; gradients
+    have the dtypes of what they belong to.
+    """
+
+    def fitted(self, call: Call) -> Backend:
+        """Return the backend that will do such a call, open settings chosen; raise ValueError if none can."""
+        ...
+
+    def __call__(
+        self,
+        f: Tensor,
+        table: ClassTable,
+        rule: RuleAtRows = PLAIN,
+        *,
+        rival_sum: bool = False,
+        hardest: bool = False,
+    ) -> Rivals:
+        """Return the rivals of scaled features `f` (N, d)."""
+        ...
+
+    def explain(self, call: Call) -> str:
+        """Say in a sentence or two what a fitted backend does with such a call, and why."""
+        ...
+
+
+_REGISTRY: dict[str, Callable[[], Backend]] = {}
+
+
+def register_backend(name: str, make: Callable[[], Backend]) -> None:
+    """Make a backend known under `name`, for every `backend=` and for the command line; `make()` returns one."""
+    if not name.isidentifier():
+        raise ValueError(f"name must be a word such as 'mine'; got {name!r}.")
+    known = _REGISTRY.get(name)
+    if known is not None and getattr(known, "__qualname__", name) != getattr(make, "__qualname__", ""):
+        raise ValueError(f"backend name {name!r} is taken; choose another.")
+    _REGISTRY[name] = make
+
+
+def backend_names() -> list[str]:
+    """Return the names that `backend=` takes."""
+    return list(_REGISTRY)
+
+
+def find_backend(backend: str | Backend) -> Backend:
+    """Return the backend of that name, or the object itself."""
+    if isinstance(backend, str):
+        checks.one_of("backend", backend, backend_names())
+        return _REGISTRY[backend]()
+    if isinstance(backend, type) or not isinstance(backend, Backend):
+        raise TypeError(
+            f"backend must be one of {', '.join(map(repr, backend_names()))} or an object with fitted, explain and "
+            f"__call__ (see hypermargin.backends.Backend); got {backend!r}."
+        )
+    return backend

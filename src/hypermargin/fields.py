@@ -1,0 +1,57 @@
+"""Dataclass fields that know which values they allow, for margins and rules."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from hypermargin import checks
+
+
+def number(default: float, low: float, high: float = math.inf, *, open_low: bool = False, help: str) -> Any:
+    """Make a field for a number in [low, high) (or (low, high)), with its explanation."""
+    return dataclasses.field(
+        default=default, metadata={"low": low, "high": high, "open_low": open_low, "help": help}
+    )
+
+
+def choice(default: str, choices: tuple[str, ...], *, help: str) -> Any:
+    """Make a field for one of a few words, with its explanation."""
+    return dataclasses.field(default=default, metadata={"choices": choices, "help": help})
+
+
+def number_fields(kind: type) -> Iterator[dataclasses.Field[Any]]:
+    """Yield the fields of a dataclass that were made by `number`, in order."""
+    for field in dataclasses.fields(kind):
+        if "low" in field.metadata:
+            yield field
+
+
+def check_fields(made: Any, tensors_go: str = "") -> None:
+    """Raise unless every field holds what it allows. `tensors_go` says where a tensor could be given instead."""
+    for field in dataclasses.fields(made):
+        value, meta = getattr(made, field.name), field.metadata
+        where = f"{type(made).__name__}({field.name}=…)"
+        if "low" in meta:
+            _check_number(where, value, meta, tensors_go)
+        elif "choices" in meta:
+            checks.one_of(where, value, meta["choices"])
+
+
+def _check_number(where: str, value: object, meta: Mapping[str, Any], tensors_go: str) -> None:
+    interval = f"{'(' if meta['open_low'] else '['}{meta['low']:g}, {meta['high']:.6g})"
+    if isinstance(value, Tensor):
+        raise TypeError(f"{where} must be a plain number; got a tensor.{tensors_go and ' ' + tensors_go}")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{where} must be a number in {interval}; got {value!r} ({type(value).__name__}).")
+    above = value > meta["low"] if meta["open_low"] else value >= meta["low"]
+    if above and value < meta["high"]:
+        return
+    hint = meta["help"]
+    if meta["high"] == math.pi and math.pi < value < 180:
+        hint += f" {value:g} degrees are {math.radians(value):.4g}."
+    raise ValueError(f"{where} must lie in {interval}; got {value:g}. {hint}")

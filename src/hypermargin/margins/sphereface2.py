@@ -1,0 +1,31 @@
+"""The target's side of SphereFace2: Wen et al. 2022 (arXiv:2108.01513). The rivals' side is `rules.SphereFace2`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from hypermargin.fields import number
+from hypermargin.margins._base import Margin, register
+
+
+@register("sphereface2")
+@dataclass(frozen=True)
+class SphereFace2(Margin):
+    """ψ(θ) = g(cos θ) − m with g(c) = 2·((c + 1)/2)^t − 1, which spreads the large cosines and crowds the small."""
+
+    formula = "2((1+cos θ)/2)^t − 1 − m"
+    zero = 0.0
+    m: float = number(0.4, 0.0, 2.0, help="A cosine; cosines are 2 apart at most.")
+    t: float = number(3.0, 1.0, help="Exponent of g; 1 is the plain cosine.")
+
+    @property
+    def breaks(self) -> frozenset[str]:
+        """With m = 0 it is g and not the cosine."""
+        return frozenset() if self.t == 1 else frozenset({"plain at zero"})
+
+    def psi(self, theta: Tensor, m: Tensor | None = None) -> Tensor:
+        """Return ψ(θ) = 2·((cos θ + 1)/2)^t − 1 − m."""
+        # (cos θ + 1)/2 = cos²(θ/2), which keeps its digits near π.
+        return 2 * (theta / 2).cos().square() ** self.t - 1 - (self.m if m is None else m)

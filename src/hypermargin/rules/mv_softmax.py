@@ -1,0 +1,40 @@
+"""MV-Softmax: Wang et al. 2020 (arXiv:1912.00833), which counts rivals that beat the margined target for more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hypermargin.fields import choice, number
+from hypermargin.rules._base import Rule, register
+
+
+@register("mv-softmax")
+@dataclass(frozen=True)
+class MVSoftmax(Rule):
+    """A rival with c > τ = ψ(θ_y) is hard, and counts as
+
+        (1 + t)·c + t    adaptive        c + t    fixed
+
+    and any other as c. With CosFace it is MV-AM-Softmax, with ArcFace MV-Arc-Softmax. t = 0 is the margin's own loss.
+    ρ jumps at c = τ, by t·(1 + τ) or t.
+    """
+
+    t: float = number(0.2, 0.0, help="How much more a hard rival counts; 0 is no difference.")
+    kind: str = choice("adaptive", ("adaptive", "fixed"), help="Whether t grows with the rival's cosine.")
+    formula = "(1 + t)·c + t for c > ψ, else c"
+    needs_threshold = True
+
+    def rho(self, cosine: Tensor, threshold: Tensor | None) -> Tensor:
+        """Return the cosine, raised where it exceeds the threshold."""
+        assert threshold is not None
+        raised = (1 + self.t) * cosine + self.t if self.kind == "adaptive" else cosine + self.t
+        return torch.where(cosine > threshold, raised, cosine)
+
+    def slope(self, cosine: Tensor, threshold: Tensor | None) -> Tensor:
+        """Return 1 + t where it is raised in proportion, else 1."""
+        assert threshold is not None
+        steep = 1 + self.t if self.kind == "adaptive" else 1.0
+        return torch.where(cosine > threshold, steep, 1.0).to(cosine.dtype)

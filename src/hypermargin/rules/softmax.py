@@ -1,0 +1,18 @@
+"""Softmax: a rival counts as what it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypermargin.rules._base import Rule, register
+
+
+@register("softmax")
+@dataclass(frozen=True)
+class Softmax(Rule):
+    """ρ(c) = c, R = log Σ exp, L = softplus(R − T): cross-entropy of the margined logits."""
+
+    formula = "c"
+
+
+SOFTMAX = Softmax()

@@ -1,0 +1,108 @@
+"""What a batch looks like without any margin: logits, and the target beside its rivals, for watching training."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hypermargin.backends import PLAIN, Backend, Call, find_backend
+from hypermargin.batch import check_batch, scale_rows, target_of
+from hypermargin.layout import WHOLE, Layout, Share
+from hypermargin.numerics import full_precision, unit, widen
+from hypermargin.rules import LOG_SUM_EXP
+
+
+class Scores(NamedTuple):
+    """The targets and rivals of a batch, for z_ij = ⟨f_i, w̃_j⟩ + b_j and L labels per row."""
+
+    target: Tensor  # (N, L)  z of the label's nearest centre
+    angle: Tensor  # (N, L)  between f_i and it, in [0, π]; π/2 for zero rows
+    norm: Tensor  # (N, L)  |w̃_y|; 1 if the weight is normalised
+    rivals: Tensor  # (N,)  log-sum-exp of z over the rows that are not the label's; −inf without any
+    hardest: Tensor  # (N,)  maximum of the same z
+
+
+@torch.no_grad()
+def scores(
+    features: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    *,
+    scale: float | Tensor,
+    bias: Tensor | None = None,
+    unit_features: bool = True,
+    unit_weight: bool = True,
+    centres: int = 1,
+    ignore_index: int = -100,
+    check: bool | Literal["auto"] = "auto",
+    backend: str | Backend = "auto",
+    layout: Layout = WHOLE,
+    of_all: bool = False,
+) -> Scores:
+    """Return target and rivals of every row, NaN where it carries `ignore_index`; arguments as in `margin_softmax`.
+
+    With several processes each gets its own rows, or all get those `of_all`.
+    """
+    given = dict(scale=scale, bias=bias, centres=centres, ignore_index=ignore_index, check=check)  # noqa: C408
+    batch = layout.gather(lambda: check_batch(features, weight, labels, layout, **given), "scores", weight)
+    backend = find_backend(backend).fitted(Call.of(batch, weight, layout))
+    with full_precision(features):
+        table = layout.table(weight, batch, unit=unit_weight, bias=bias, centres=centres)
+        rows = scale_rows(batch, table, layout, unit_features=unit_features)
+        found = table.rivals(backend, rows.f, PLAIN, hardest=True)
+        own = target_of(rows, found.rows, table)
+        # With its bias, like the rivals: it is the larger where the decision is right.
+        z = own.product if table.bias is None else own.product + table.of_labels(table.bias)
+        norm = own.norm if isinstance(own.norm, Tensor) else torch.ones_like(z)
+        L = z.shape[1]
+        facts = torch.cat([table.own(t) for t in (z, own.angle, norm)], 1)
+        whole = layout.combine(table, LOG_SUM_EXP, Share(found.rivals, facts))
+        assert found.hardest is not None
+        result = Scores(*whole.target.split(L, 1), whole.rivals, layout.largest(found.hardest))
+    if batch.used is not None:
+        skipped = ~batch.used
+        result = Scores._make(t.masked_fill(skipped.view(-1, *[1] * (t.dim() - 1)), math.nan) for t in result)
+    return result if of_all else Scores._make(layout.own(t, batch) for t in result)
+
+
+def logits(
+    features: Tensor,
+    weight: Tensor,
+    *,
+    scale: float | Tensor,
+    bias: Tensor | None = None,
+    unit_features: bool = True,
+    unit_weight: bool = True,
+    centres: int = 1,
+    layout: Layout = WHOLE,
+) -> Tensor:
+    """Return (N, C) logits without any margin, of each class's nearest centre; with several processes, of own rows."""
+    given = dict(scale=scale, bias=bias, centres=centres, check=False)  # noqa: C408
+    batch = layout.gather(lambda: check_batch(features, weight, None, layout, **given), "logits", weight)
+    with full_precision(features):
+        table = layout.table(weight, batch, unit=unit_weight, bias=bias, centres=centres)
+        rows = scale_rows(batch, table, layout, unit_features=unit_features)
+        w = widen(table.weight, rows.f.dtype)
+        z = F.linear(rows.f, unit(w) if unit_weight else w, table.bias)
+        if table.is_empty:
+            z = z[:, :0]
+        if centres > 1:
+            z = z.unflatten(1, (-1, centres)).amax(-1)
+        return layout.columns(z, batch)
+
+
+def adacos_step(found: Scores, before: Tensor, floor: float) -> Tensor:
+    """Return s_t = ln B / cos min(π/4, median θ_y), B = mean_i Σ_{j≠y} exp(s_{t−1} cos θ_ij), from scores at s_{t−1}.
+
+    Zhang et al. 2019 (arXiv:1905.00292), with B as a log-sum-exp, a floor (C = 2 would give s = 0), and no update
+    from a batch without rivals or labels.
+    """
+    counted = ~found.rivals.isnan()
+    log_B = found.rivals.masked_fill(~counted, -math.inf).logsumexp(0) - counted.sum().clamp(min=1).log()
+    middle = found.angle.nanmedian().clamp(max=math.pi / 4)
+    scale = (log_B / middle.cos()).clamp(min=floor).to(before.dtype)
+    return torch.where(scale.isfinite() & counted.any(), scale, before)

@@ -1,0 +1,171 @@
+"""All that is settled of a head when it is made, as one frozen object that is validated once."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict
+
+import torch
+
+from hypermargin import checks
+from hypermargin.backends import Backend, find_backend
+from hypermargin.functional import Gradient, Reduction
+from hypermargin.margins import Margin
+from hypermargin.parallel import PartialFC, Shard
+from hypermargin.rules import SOFTMAX, Rule
+from hypermargin.scales import adacos_scale, needed_scale, smallest_scale
+
+Scale = float | Literal["advised", "adacos", "adacos-dynamic"]
+AUTOMATIC_SCALES = ("advised", "adacos", "adacos-dynamic")
+
+
+@dataclass(frozen=True)
+class HeadSettings:
+    """What a head was made with. What changes in training (weights, s, m, counters) is in the head's state_dict.
+
+    The fields are arguments of `MarginHead`, where they are explained. `scale` is None only in the making: it becomes 1
+    for free features.
+    """
+
+    dim: int
+    classes: int
+    margin: Margin
+    scale: Scale | None = None
+    bias: bool | Literal["shared"] = False
+    unit_features: bool = True
+    unit_weight: bool = True
+    rule: Rule = SOFTMAX
+    centres: int = 1
+    learn_scale: bool = False
+    scale_floor: float | None = None
+    learn_margin: bool = False
+    margin_reward: float = 0.1
+    gradient: Gradient = "exact"
+    ignore_index: int = -100
+    label_smoothing: float = 0.0
+    reduction: Reduction = "mean"
+    check: bool | Literal["auto"] = "auto"
+    backend: str | Backend = "auto"
+    shard: Shard | None = None
+    sample: PartialFC | None = None
+
+    def __post_init__(self) -> None:
+        checks.count("dim", self.dim)
+        checks.count("classes", self.classes)
+        checks.loss_options(self.margin, self.rule, self.gradient, 0.0, self.label_smoothing, self.reduction)
+        checks.in_range("margin_reward", self.margin_reward, 0.0, math.inf)
+        if self.bias not in (True, False, "shared"):
+            raise ValueError(f'bias must be True, False or "shared" (one for all classes); got {self.bias!r}.')
+        find_backend(self.backend)
+        if self.shard is not None:
+            checks.instance("shard", self.shard, Shard, "Shard() after init_process_group()")
+        if self.sample is not None:
+            checks.instance("sample", self.sample, PartialFC, "PartialFC(rate=0.1)")
+            if self.label_smoothing:
+                raise ValueError(
+                    f"label_smoothing={self.label_smoothing:g} is about every class, and sample={self.sample} leaves "
+                    "most out; choose one."
+                )
+        checks.combination(self.rule, self.unit_weight, self.centres, self.label_smoothing, False, True)
+        self._check_scale()
+        if self.learn_margin and self.margin.m is None:
+            raise ValueError("class_margins and learn_margin need a margin that has an m; NoMargin has none.")
+        if self.learn_margin and self.gradient == "straight":
+            raise ValueError('learn_margin=True needs gradient="exact"; "straight" gives m no gradient.')
+
+    def _check_scale(self) -> None:
+        scale = self.scale
+        if scale is None:
+            scale = needed_scale(None, self.unit_features, self.classes, self.dim, self.margin)
+            object.__setattr__(self, "scale", scale)
+        if isinstance(scale, str):
+            checks.one_of("scale", scale, AUTOMATIC_SCALES)
+            if self.learn_scale and scale != "advised":
+                raise ValueError(f"learn_scale=True learns s by gradient, scale={scale!r} sets it; choose one.")
+        checks.positive("scale", self.first_scale)
+        checks.positive("scale_floor", self.least_scale)
+
+    @property
+    def first_scale(self) -> float:
+        """The number that s begins with."""
+        if isinstance(self.scale, str):
+            if self.scale != "advised":
+                return adacos_scale(self.classes)
+            return float(needed_scale("advised", True, self.classes, self.dim, self.margin))
+        assert self.scale is not None
+        return self.scale
+
+    @property
+    def least_scale(self) -> float:
+        """The number that a learned or automatic s does not go below."""
+        if self.scale_floor is not None:
+            return self.scale_floor
+        return smallest_scale(self.classes) if self.learn_scale and self.classes > 1 else 1.0
+
+    @property
+    def sides(self) -> dict[str, Any]:
+        """What decides how features and weights are multiplied, as arguments of `margin_softmax` and `logits`."""
+        return {"unit_features": self.unit_features, "unit_weight": self.unit_weight, "centres": self.centres}
+
+
+class HeadOverrides(TypedDict, total=False):
+    """What `create_head` takes besides its name, dim and classes: fields of the margin and the rule, then `MarginHead`'s."""
+
+    m: float
+    m1: float
+    m2: float
+    m3: float
+    lam: float
+    beyond: str
+    h: float
+    momentum: float
+    t: float
+    kind: str
+    positive: float
+    weight: float
+    margin: Margin
+    scale: Scale
+    bias: bool | Literal["shared"]
+    unit_features: bool
+    unit_weight: bool
+    rule: Rule
+    centres: int
+    learn_scale: bool
+    scale_floor: float | None
+    class_margins: Any
+    class_offsets: Any
+    learn_margin: bool
+    margin_reward: float
+    schedule: Any
+    row_terms: Any
+    gradient: Gradient
+    ignore_index: int
+    label_smoothing: float
+    reduction: Reduction
+    check: bool | Literal["auto"]
+    backend: str | Backend
+    shard: Shard | None
+    sample: PartialFC | None
+    device: torch.device | str | None
+    dtype: torch.dtype | None
+
+
+# What other libraries call these things.
+OTHER_NAMES = {
+    "s": "scale", "gamma": "scale", "embedding_size": "dim", "in_features": "dim", "num_classes": "classes",
+    "out_features": "classes", "num_subcenters": "centres", "sub_centers": "centres", "K": "centres",
+    "easy_margin": 'beyond="easy" of ArcFace', "loss_weight": "a factor on the loss you get",
+}  # fmt: skip
+
+
+def unknown_setting(who: str, key: str, value: object, allowed: list[str]) -> TypeError:
+    """Return the error for an argument that does not exist, which says what was probably meant."""
+    known = OTHER_NAMES.get(key)
+    if known is None:
+        hint = checks.near(key, allowed)
+    elif known in allowed:
+        hint = f" It is called {known} here: {known}={value!r}."
+    else:
+        hint = f" Here it is {known}."
+    return TypeError(f"{who} has no setting {key!r}; it takes {', '.join(allowed)}.{hint}")

@@ -1,0 +1,32 @@
+"""Row terms: what a row adds to its loss besides the margin."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from hypermargin import checks
+from hypermargin.margins import RowFacts
+
+
+class RingLoss(nn.Module):
+    """(weight/2)·(|x| − r)²: draws the lengths of the features to one radius r, which is learned.
+
+    Zheng et al. 2018 (arXiv:1803.00130).
+    """
+
+    def __init__(self, weight: float = 0.01, radius: float = 1.0) -> None:
+        super().__init__()
+        checks.positive("RingLoss(weight=…)", weight)
+        checks.positive("RingLoss(radius=…)", radius)
+        self.weight = weight
+        self.radius = nn.Parameter(torch.tensor(float(radius)))
+
+    def forward(self, rows: RowFacts) -> Tensor:
+        """Return the terms (N,)."""
+        radius = rows.shared(self.radius).to(rows.norm.dtype)
+        return self.weight / 2 * (rows.norm.squeeze(1) - radius).square()
+
+    def extra_repr(self) -> str:
+        """Return its settings on one line."""
+        return f"weight={self.weight:g}"
