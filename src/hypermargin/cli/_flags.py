@@ -59,7 +59,8 @@ def setting_flags() -> list[inspect.Parameter]:
 
 def given_settings(config: Path | None, flags: dict[str, Any]) -> dict[str, Any]:
     """Settings from the TOML file, then from the flags that were given."""
-    from hypermargin.training.config import assignment, read_toml
+    from hypermargin.common.text import parse_assignment
+    from hypermargin.training.config import read_toml
 
     given = read_toml(config) if config else {}
     for name, value in flags.items():
@@ -67,6 +68,6 @@ def given_settings(config: Path | None, flags: dict[str, Any]) -> dict[str, Any]
             continue
         if name in ("set", "model_set"):
             option = "--" + name.replace("_", "-")
-            value = {**given.get(name, {}), **dict(assignment(text, option) for text in value)}
+            value = {**given.get(name, {}), **dict(parse_assignment(text, option) for text in value)}
         given[name] = value
     return given

@@ -80,7 +80,7 @@ def read(files: list[Path], shared: Shared) -> Weights:
 
 def finish(weights: Weights, before: int, ids: Tensor, out: Path, ids_out: Path | None, shared: Shared) -> None:
     """The end of resize and merge."""
-    from hypermargin.deploy.formats import free_path
+    from hypermargin.files import free_path
 
     if ids_out is not None:
         free_path("--ids-out", ids_out, (".csv",), shared.force)
@@ -178,11 +178,10 @@ def read_embeddings(embeddings: Path, labels: Path) -> tuple[Tensor, Tensor]:
     """Two .npy files."""
     import torch
 
-    from hypermargin.evaluate.files import Embedded
-    from hypermargin.evaluate.files import read as read_arrays
+    from hypermargin.evaluate import files
 
-    found = read_arrays(embeddings, labels)
-    assert isinstance(found, Embedded)
+    found = files.read(embeddings, labels)
+    assert isinstance(found, files.Embedded)
     if found.labels.dtype.kind not in "iu":
         raise ValueError(f"{labels}: labels must be whole numbers; got {found.labels.dtype}.")
     return torch.from_numpy(found.features), torch.from_numpy(found.labels.astype("int64"))
@@ -192,9 +191,9 @@ def read_counts(path: Path) -> Tensor:
     """One number a class, .npy."""
     import torch
 
-    from hypermargin.evaluate.files import _load
+    from hypermargin.common.tensor_files import read_arrays
 
-    found = _load(path)
+    found = read_arrays(path)
     if isinstance(found, dict) or found.dtype.kind not in "iuf" or found.ndim != 1:
         raise ValueError(f"{path}: expected a .npy file with one number a class.")
     return torch.from_numpy(found.astype("float64"))

@@ -42,7 +42,7 @@ def evaluate(
       hypermargin evaluate scores.npz --confidence 0.99
     """
     from hypermargin.cli._findings import Findings
-    from hypermargin.deploy.metadata import now, versions
+    from hypermargin.common.environment import now, versions
     from hypermargin.training import RunError
 
     found = Findings(confidence or None)
@@ -84,11 +84,11 @@ def _run(
 ) -> None:  # fmt: skip
     """A part of the run's own data, or all of other data; and pairs."""
     from hypermargin import checks
-    from hypermargin.deploy.model import find_device
+    from hypermargin.common.environment import find_device
+    from hypermargin.common.text import say
     from hypermargin.evaluate import Thresholds
     from hypermargin.training import load
     from hypermargin.training.evaluation import MOST, PARTS, choose_thresholds, open_parts, read_pairs
-    from hypermargin.training.monitor import say
 
     checks.one_of("--part", part, PARTS)
     if images is not None and not images.is_dir():
@@ -122,9 +122,9 @@ def _other_data(trained: Trained, data: str, most: int, progress: Any) -> tuple[
     import numpy as np
     import torch
 
+    from hypermargin.common.text import say
     from hypermargin.data import at_most
     from hypermargin.deploy import embed, open_model
-    from hypermargin.training.monitor import say
 
     found = embed(open_model(trained), data, on_bad=trained.config.on_bad, raw=True, say=say, progress=progress)
     for bad in found.bad:
@@ -141,8 +141,8 @@ def _files(found: Findings, source: Path, labels: Path | None, most: int, device
     import numpy as np
     import torch
 
+    from hypermargin.common.environment import find_device
     from hypermargin.data import at_most
-    from hypermargin.deploy.model import find_device
     from hypermargin.evaluate.files import Scored, read
 
     arrays = read(source, labels)

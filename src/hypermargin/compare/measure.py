@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from hypermargin.common.environment import find_device
 from hypermargin.data.base import Rows
-from hypermargin.deploy.model import find_device
 from hypermargin.evaluate import evaluate, thin
 from hypermargin.evaluate.pairs import samples
 from hypermargin.evaluate.prototypes import prototypes_of

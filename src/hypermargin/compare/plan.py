@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from hypermargin import checks
+from hypermargin.common.text import parse_call
 from hypermargin.family import create_head, list_heads
 from hypermargin.files import write_text
 from hypermargin.plots.snapshots import DIGITS, FLAT
 from hypermargin.training import RunError
-from hypermargin.training.config import Config, call, from_dict
+from hypermargin.training.config import Config, from_dict
 from hypermargin.training.run import read_json
 
 HEADS = ("softmax", "normface", "a-softmax", "cosface", "arcface")
@@ -59,7 +60,7 @@ class Plan:
                     "theirs are given as --head arcface:m=0.3,scale=16, seeds as --seeds 3."
                 )
         for head in self.heads:
-            name, overrides = call(head, "--head")
+            name, overrides = parse_call(head, "--head")
             create_head(name, 2, 2, **overrides)  # an error in it should come now, not from every run
         slugs = [slug(head) for head in self.heads]
         for head, name in zip(self.heads, slugs, strict=True):
@@ -130,7 +131,7 @@ class Plan:
 
 
 def _config(base: dict[str, Any], head: str, seed: int) -> Config:
-    name, overrides = call(head, "--head")
+    name, overrides = parse_call(head, "--head")
     return from_dict({**base, "head": name, "set": overrides, "seed": seed}, head)
 
 

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from hypermargin.common.text import say
 from hypermargin.compare.plan import Run
 from hypermargin.files import write_text
 from hypermargin.training import Interrupted, RunError
 from hypermargin.training.config import read_toml
-from hypermargin.training.monitor import say
 from hypermargin.training.process import stop_signals
 
 STEP = re.compile(r"step (\d+)/(\d+)\s+(.*)")

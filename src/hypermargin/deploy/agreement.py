@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from hypermargin.common.text import first_line
 from hypermargin.data import Array
-from hypermargin.deploy.graph import ExportError, first_line
+from hypermargin.deploy.graph import ExportError
 from hypermargin.training.run import Trained
 
 CLOSE = {"float32": 1e-5, "float16": 1e-3}

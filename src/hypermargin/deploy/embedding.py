@@ -12,14 +12,15 @@ from typing import Any
 import numpy as np
 
 from hypermargin import checks
+from hypermargin.common.environment import now, versions
+from hypermargin.common.text import Say
 from hypermargin.data import Array, Bad, DataError, Feed, Source, open_data
-from hypermargin.data.base import UNREADABLE, Rows, Say
+from hypermargin.data.base import UNREADABLE, Rows
 from hypermargin.data.folder import FileImages
 from hypermargin.data.images import EXTENSIONS, Encoded
 from hypermargin.deploy import metadata
-from hypermargin.deploy.formats import free_path
 from hypermargin.deploy.model import Model
-from hypermargin.files import replacing
+from hypermargin.files import free_path, replacing
 
 ENDINGS = ".npz", ".npy"
 
@@ -120,8 +121,8 @@ def embed(
             "samples": done,
             "left_out": [list(one) for one in bad],
             "network": {key: value for key, value in model.about.items() if key != "classes"},
-            "versions": metadata.versions(),
-            "date": metadata.now(),
+            "versions": versions(),
+            "date": now(),
         },
     )
 

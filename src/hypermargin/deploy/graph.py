@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hypermargin.common.text import first_line
 from hypermargin.numerics import polar, unit
 from hypermargin.training.run import Trained
 
@@ -83,9 +84,3 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
-
-
-def first_line(error: Exception) -> str:
-    """The start of what an exception says, which may be pages."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:300] if lines else type(error).__name__

@@ -5,14 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
-import hypermargin
+from hypermargin.common.environment import now, versions
 from hypermargin.data import Scaling
 from hypermargin.evaluate.thresholds import Thresholds
 from hypermargin.evaluate.units import cosine_to_angle, cosine_to_squared_distance
@@ -70,16 +66,6 @@ def describe(
         "date": now(),
         "notes": notes,
     }
-
-
-def versions() -> dict[str, str]:
-    """Of the packages whose numbers these are."""
-    return {"hypermargin": hypermargin.__version__, "torch": torch.__version__, "numpy": np.__version__}
-
-
-def now() -> str:
-    """To the second, UTC."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _input(shape: tuple[int, ...], scaling: Scaling) -> dict[str, Any]:

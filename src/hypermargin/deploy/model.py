@@ -12,10 +12,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from hypermargin import checks
+from hypermargin.common.environment import find_device
+from hypermargin.common.text import first_line
 from hypermargin.deploy import metadata
 from hypermargin.deploy.formats import onnx_session
-from hypermargin.deploy.graph import Whole, first_line
+from hypermargin.deploy.graph import Whole
 from hypermargin.evaluate.thresholds import Thresholds
 from hypermargin.training.run import Trained, load
 
@@ -63,16 +64,6 @@ def open_model(
         return _of_file(path)
     trained = load(path, which, device=place, trust=trust)
     return _of_trained(str(path), trained, thresholds or Thresholds.read(path), place)
-
-
-def find_device(name: str) -> torch.device:
-    """cpu, cuda, or auto: cuda if there is one."""
-    checks.one_of("device", name.partition(":")[0], ("auto", "cpu", "cuda"))
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"device {name!r} is not there: torch finds no CUDA device. Use cpu or auto.")
-    return torch.device(name)
 
 
 def _of_trained(name: str, trained: Trained, thresholds: Thresholds | None, device: torch.device) -> Model:

@@ -10,16 +10,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hypermargin import checks
+from hypermargin.common.optimizer_state import PER_ELEMENT
 from hypermargin.family import FAMILY, create_head
 from hypermargin.head import MarginHead
 from hypermargin.heads.weights import Weights, by_class
 
 Optimizers = Optimizer | Sequence[Optimizer] | None
-# State with a number for each number of the weight that begins at 0, so that 0 is right for a new class.
-BY_ELEMENT = {
-    "momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "square_avg", "grad_avg", "acc_delta",
-    "sum",
-}  # fmt: skip
 
 
 def as_list(optimizer: Optimizers) -> list[Optimizer]:
@@ -64,7 +60,7 @@ def goes_by_class(optimizer: Optimizer, key: str, value: object, parameter: Tens
     """Whether an entry of an optimiser's state has a number for each of the parameter's, or is one number."""
     if not isinstance(value, Tensor) or value.dim() == 0:
         return False
-    if key in BY_ELEMENT and value.shape == parameter.shape:
+    if key in PER_ELEMENT and value.shape == parameter.shape:
         return True
     raise ValueError(
         f"optimizer: the state {key!r} of {type(optimizer).__name__} does not go by class. Do it without "
@@ -135,14 +131,14 @@ def restore_optimizer(optimizer: Optimizer | Sequence[Optimizer], head: MarginHe
         parameter = parameters.get(owner)
         if parameter is None or id(parameter) not in holders:
             raise ValueError(f"weights hold {name}, but optimizer does not hold head.{owner}.")
-        if key in BY_ELEMENT and tensor.shape != parameter.shape:
+        if key in PER_ELEMENT and tensor.shape != parameter.shape:
             raise ValueError(
                 f"{name} has shape {tuple(tensor.shape)}, head.{owner} {tuple(parameter.shape)}. Are the weights "
                 "those of this head?"
             )
         holder, group = holders[id(parameter)]
         # Adam counts its steps on the CPU, unless it does everything on the GPU.
-        beside = key in BY_ELEMENT or group.get("capturable") or group.get("fused")
+        beside = key in PER_ELEMENT or group.get("capturable") or group.get("fused")
         new.append((holder, parameter, key, tensor.to(parameter.device if beside else "cpu", copy=True)))
     for holder, parameter, _, _ in new:
         holder.state[parameter] = {}

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hypermargin import checks
+from hypermargin.common.union_find import UnionFind
 
 BLOCK = 2048
 MOST = 1_000_000
@@ -75,21 +76,10 @@ def nearest_pairs(weight: Tensor, top: int = 5, *, above: float | None = None, b
 
 def groups_of(pairs: Iterable[tuple[int, int, float]]) -> list[list[int]]:
     """Classes connected by pairs, as groups to merge. A chain of near pairs is one group: look at it first."""
-    root: dict[int, int] = {}
-
-    def top(k: int) -> int:
-        while root.setdefault(k, k) != k:
-            root[k] = root[root[k]]
-            k = root[k]
-        return k
-
+    near = UnionFind()
     for first, second, _ in pairs:
-        one, other = sorted((top(first), top(second)))
-        root[other] = one
-    groups: dict[int, list[int]] = {}
-    for k in sorted(root):
-        groups.setdefault(top(k), []).append(k)
-    return [groups[k] for k in sorted(groups)]
+        near.union(first, second)
+    return near.groups()
 
 
 def _units(weight: Tensor, rows: Tensor, size: Tensor) -> Tensor:

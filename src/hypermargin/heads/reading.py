@@ -19,10 +19,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from hypermargin.common.tensor_files import holds_objects, read_npy, read_pt, read_safetensors
+from hypermargin.common.text import first_line
 from hypermargin.heads.convert import weights_of
 from hypermargin.heads.shards import join, shard_range
 from hypermargin.heads.weights import Weights
@@ -150,16 +151,15 @@ def read_one(path: Path, prefix: str = "") -> Weights:
     try:
         content = _content(path)
     except Exception as error:  # pickle, zipfile, numpy and safetensors have many words for a broken file
-        text = str(error)
-        if isinstance(error, pickle.UnpicklingError) or "allow_pickle" in text or "Python objects" in text:
+        if isinstance(error, pickle.UnpicklingError) or holds_objects(error):
             raise ValueError(
                 f"{path}: it is damaged, or holds Python objects, which are not read, because they can run any "
                 "program. Save plain tensors: torch.save(module.state_dict(), path)."
             ) from None
         if isinstance(error, ModuleNotFoundError):
             raise
-        first = text.strip().splitlines()[0] if text.strip() else ""
-        raise ValueError(f"{path}: not a readable {path.suffix} file ({type(error).__name__}: {first}).") from None
+        kind, first = type(error).__name__, first_line(error)
+        raise ValueError(f"{path}: not a readable {path.suffix} file ({kind}: {first}).") from None
     try:
         return _weights(content, path, prefix)
     except (ValueError, TypeError) as error:
@@ -176,17 +176,8 @@ def shards_in(folder: Path, kind: re.Pattern[str]) -> list[tuple[Path, int]]:
 
 def _content(path: Path) -> Any:
     if path.suffix == ".npy":
-        # Mapped, so that a header that promises more than the file has is an error and not an allocation.
-        return torch.from_numpy(np.array(np.load(path, mmap_mode="r", allow_pickle=False)))
-    if path.suffix == ".safetensors":
-        try:
-            from safetensors.torch import load_file
-        except ModuleNotFoundError:
-            raise ModuleNotFoundError(
-                f"{path} needs safetensors, which is not installed. Run: pip install 'hypermargin[train]'"
-            ) from None
-        return load_file(path)
-    return torch.load(path, map_location="cpu", weights_only=True)
+        return torch.from_numpy(read_npy(path))
+    return read_safetensors(path) if path.suffix == ".safetensors" else read_pt(path)
 
 
 def _flat(content: Mapping[Any, Any], before: str = "") -> Iterator[tuple[str, Tensor]]:

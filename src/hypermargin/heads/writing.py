@@ -6,13 +6,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from hypermargin import checks
-from hypermargin.deploy.formats import free_path
-from hypermargin.files import replacing
+from hypermargin.common.tensor_files import write_npy, write_pt, write_safetensors
+from hypermargin.common.text import first_line
+from hypermargin.files import free_path, replacing
 from hypermargin.head import MarginHead
 from hypermargin.heads.convert import weights_of
 from hypermargin.heads.reading import SHARDS, PathLike, shards_in
@@ -141,19 +141,13 @@ def _save(outputs: list[Output]) -> None:
                 _save_one(format, entries, stack.enter_context(replacing(path.resolve())))
     except (OSError, RuntimeError) as error:  # torch.save hides a full disk behind a RuntimeError of its own
         cause = error.__context__ if isinstance(error.__context__, OSError) else error
-        raise OSError(f"{path} cannot be written ({str(cause).splitlines()[0]}).") from error
+        raise OSError(f"{path} cannot be written ({first_line(cause)}).") from error
 
 
 def _save_one(format: str, entries: dict[str, Tensor], path: Path) -> None:
-    # Contiguous copies: torch.save would write all that a slice is a view of.
-    entries = {k: t.detach().cpu().clone(memory_format=torch.contiguous_format) for k, t in entries.items()}
     if format == "npy":
-        with path.open("wb") as file:
-            np.save(file, entries["weight"].numpy(), allow_pickle=False)
+        write_npy(path, entries["weight"].detach().cpu().numpy())
     elif format == "safetensors":
-        from safetensors.torch import save
-
-        path.write_bytes(save(entries, metadata={"format": "pt"}))
+        write_safetensors(path, entries)
     else:
-        with path.open("wb") as file:  # a handle: from a path, torch puts the temporary name into the archive
-            torch.save(entries, file)
+        write_pt(path, entries)

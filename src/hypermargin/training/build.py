@@ -10,17 +10,17 @@ from torch import nn
 
 from hypermargin import checks
 from hypermargin.advise import recommend
+from hypermargin.common.environment import cores, find_device
+from hypermargin.common.text import Say, parse_call
 from hypermargin.data import Data, open_data
-from hypermargin.data.base import Say
 from hypermargin.family import FAMILY, create_head
 from hypermargin.head import MarginHead
 from hypermargin.margins import number_fields
 from hypermargin.parallel.partial_fc import PartialFC
 from hypermargin.parallel.shard import Part, Shard
 from hypermargin.schedule import Alternation, LambdaAnnealing, MarginWarmup, Schedule
-from hypermargin.training.config import Config, call
+from hypermargin.training.config import Config
 from hypermargin.training.optim import rate
-from hypermargin.training.process import cores
 
 SCHEDULES: dict[str, type[Schedule]] = {
     "warmup": MarginWarmup,
@@ -58,10 +58,10 @@ def resolve(config: Config, data: Data, network: nn.Module | None = None, *, sha
         "workers": min(8, cores()),
     }
     decided = {name: value for name, value in decided.items() if getattr(config, name) is None}
-    device = config.device if config.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-    decided["device"] = device
+    device = find_device(config.device)
+    decided["device"] = str(device)
     if config.deterministic is None:
-        decided["deterministic"] = device == "cpu"
+        decided["deterministic"] = device.type == "cpu"
     config = dataclasses.replace(config, **decided)
     if network is not None:
         return dataclasses.replace(config, dim=_dim_of(network, data.shape))
@@ -144,7 +144,7 @@ def _schedules(config: Config) -> list[Schedule] | None:
     """None: the paper's own."""
     found: list[Schedule] = []
     for text in config.schedule:
-        name, settings = call(text, "schedule")
+        name, settings = parse_call(text, "schedule")
         if name == "paper":
             if len(config.schedule) > 1:
                 raise ValueError('schedule "paper" stands alone; got ' + ", ".join(config.schedule) + ".")

@@ -24,7 +24,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hypermargin.data.base import Say
+from hypermargin.common.tensor_files import has_safetensors, read_pt, read_safetensors, write_pt, write_safetensors
+from hypermargin.common.text import Say, first_line
 from hypermargin.files import sync
 from hypermargin.training import slices
 from hypermargin.training.ranks import Ranks
@@ -57,12 +58,12 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int, best: int | None) -
     final, temporary = _places(folder, checkpoint.step)
     try:
         _make_empty(temporary)
-        save_tensors(temporary / "model", checkpoint.model)
+        _write_model(temporary / "model", checkpoint.model)
         _save_rest(temporary, checkpoint, checkpoint.training)
         _finish(temporary, final, FORMAT, _digests(temporary.iterdir()))
     # safetensors and torch.save report a full disk each with an error of its own kind, and not always in words.
     except Exception as error:
-        raise _failed(folder, temporary, final, _first_line(error)) from error
+        raise _failed(folder, temporary, final, first_line(error).rstrip(".")) from error
     prune(folder, keep, best)
     return final
 
@@ -96,7 +97,7 @@ def save_slices(
         parts = ranks.gathered(ranks.together(write_part))
         ranks.lead(finish)
     except Exception as error:
-        why = _first_line(error)
+        why = first_line(error).rstrip(".")
         raise ranks.lead(lambda: _failed(folder, temporary, final, why)) from error
     return final
 
@@ -174,7 +175,7 @@ def load(
 def _read(path: Path, version: int, device: torch.device | str, held: Slices | None) -> Checkpoint:
     try:
         state = json.loads((path / "state.json").read_text())
-        training = torch.load(path / "training.pt", map_location="cpu", weights_only=True)
+        training = read_pt(path / "training.pt")
         if version == FORMAT_OF_RANKS:
             from hypermargin.training import dcp
 
@@ -182,7 +183,7 @@ def _read(path: Path, version: int, device: torch.device | str, held: Slices | N
             model = {name: t.to(device) for name, t in tensors.items() if name.startswith(("network.", "head."))}
             training = slices.unflatten(tensors, training)
         else:
-            model = load_tensors(path / "model", device)
+            model = _read_model(path / "model", device)
             if held is not None:
                 tensors, rest = slices.flatten(training)
                 model, training = held.cut(model), slices.unflatten(held.cut(tensors), rest)
@@ -191,7 +192,7 @@ def _read(path: Path, version: int, device: torch.device | str, held: Slices | N
         raise
     # Whatever a reader says of a file whose digest is right but whose content is not ours.
     except Exception as error:
-        raise CheckpointError(f"checkpoint {path} cannot be read: {_first_line(error)}") from error
+        raise CheckpointError(f"checkpoint {path} cannot be read: {first_line(error).rstrip('.')}") from error
 
 
 def load_last(
@@ -248,49 +249,26 @@ def check(path: Path, ranks: Ranks = Ranks()) -> int:  # noqa: B008 (frozen)
 
 def note(say: Say) -> None:
     """One line if the weights will not be in the format that others read."""
-    try:
-        import safetensors  # noqa: F401
-    except ModuleNotFoundError:
+    if not has_safetensors():
         say("Weights are saved as model.pt, without the safetensors package (pip install 'hypermargin[train]').")
 
 
-def save_tensors(stem: Path, tensors: dict[str, Tensor]) -> Path:
-    """`stem`.safetensors, or `stem`.pt without that package."""
-    # Tied weights share memory, which safetensors refuses; copies are small beside a run.
-    plain = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
-    try:
-        from safetensors.torch import save_file
-    except ModuleNotFoundError:
-        path = stem.with_name(stem.name + ".pt")
-        torch.save(plain, path)
-        return path
-    path = stem.with_name(stem.name + ".safetensors")
-    save_file(plain, path)
-    return path
+def _write_model(stem: Path, tensors: dict[str, Tensor]) -> None:
+    """Write `stem`.safetensors, or `stem`.pt without that package."""
+    if has_safetensors():
+        write_safetensors(stem.with_suffix(".safetensors"), tensors)
+    else:
+        write_pt(stem.with_suffix(".pt"), tensors)
 
 
-def load_tensors(stem: Path, device: torch.device | str = "cpu") -> dict[str, Tensor]:
-    """What `save_tensors` wrote, whichever it was. Neither file can execute anything."""
-    path = stem.with_name(stem.name + ".safetensors")
-    if not path.exists():
-        found: dict[str, Tensor] = torch.load(
-            stem.with_name(stem.name + ".pt"), map_location=device, weights_only=True
-        )
-        return found
-    try:
-        from safetensors.torch import load_file
-    except ModuleNotFoundError:
-        raise CheckpointError(
-            f"{path} needs safetensors, which is not installed. Run: pip install 'hypermargin[train]'"
-        ) from None
-    return load_file(path, device=str(device))
+def _read_model(stem: Path, device: torch.device | str = "cpu") -> dict[str, Tensor]:
+    """Read what `_write_model` wrote, whichever it was."""
+    path = stem.with_suffix(".safetensors")
+    found: dict[str, Tensor]
+    found = read_safetensors(path, device) if path.exists() else read_pt(stem.with_suffix(".pt"), device)
+    return found
 
 
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0].rstrip(".")

@@ -221,23 +221,6 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ValueError(f"config: {path} is not TOML: {error}.") from None
 
 
-def assignment(text: str, option: str = "--set") -> tuple[str, Any]:
-    """`m=0.4` as ("m", 0.4); the value is read as TOML, and as a plain word if it is none."""
-    name, equals, value = text.partition("=")
-    if not equals or not name.strip():
-        raise ValueError(f"{option} takes name=value, like m=0.4; got {text!r}.")
-    try:
-        return name.strip(), tomllib.loads(f"v = {value}")["v"]
-    except tomllib.TOMLDecodeError:
-        return name.strip(), value.strip()
-
-
-def call(text: str, option: str) -> tuple[str, dict[str, Any]]:
-    """`warmup:steps=500,shape=cosine` as ("warmup", {"steps": 500, "shape": "cosine"})."""
-    name, _, rest = text.partition(":")
-    return name.strip(), dict(assignment(part, option) for part in rest.split(",") if part.strip())
-
-
 def _toml(value: Any) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_toml_key(k)} = {_toml(v)}" for k, v in value.items()) + "}"

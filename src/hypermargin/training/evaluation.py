@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from hypermargin import checks
+from hypermargin.common.environment import cores
+from hypermargin.common.text import Say
 from hypermargin.data import Data, Feed, Pairs, Split, at_most, decode_once, open_pairs
-from hypermargin.data.base import Rows, Say
+from hypermargin.data.base import Rows
 from hypermargin.evaluate import Geometry, Thresholds, geometry, verification
 from hypermargin.evaluate.identification import identification
 from hypermargin.evaluate.pairs import Truth
@@ -48,7 +49,7 @@ class Parts:
     ) -> None:
         checks.count("most", most, 2)
         self.trained, self.data, self.split, self.most, self.progress = trained, data, split, most, progress
-        workers = min(trained.config.workers or 0, os.cpu_count() or 1)
+        workers = min(trained.config.workers or 0, cores())
         device = trained.head.weight.device
         self.feed = feed or Feed(data.samples, device, workers=workers, on_bad=trained.config.on_bad)
         self._found: dict[str, tuple[Tensor, Rows]] = {}
@@ -82,7 +83,7 @@ def open_parts(
 ) -> Parts:
     """The parts of the run in `folder`, from the data it was trained on, read again."""
     config = trained.config
-    workers = min(config.workers or 0, os.cpu_count() or 1)
+    workers = min(config.workers or 0, cores())
     data = decode_once(read_data(config, say), memory=config.memory, workers=workers, on_bad=config.on_bad, say=say)
     check_same(folder, trained.about, data, "Restore the data, or evaluate other data with --data.")
     return Parts(trained, data, read_split(folder / "split.npz"), most=most, progress=progress)

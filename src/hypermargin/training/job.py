@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from hypermargin.common.environment import cores
+from hypermargin.common.text import Say, say
 from hypermargin.data import Data, Feed, Pairs, Scaling, Split, decode_once, split
-from hypermargin.data.base import Say
 from hypermargin.evaluate import from_scores
 from hypermargin.files import write_text
 from hypermargin.training import checkpoint
@@ -23,8 +24,8 @@ from hypermargin.training.config import Config, from_dict, given_in, read_toml, 
 from hypermargin.training.evaluation import MOST, Parts, check_same, choose_thresholds, read_pairs, score_pairs
 from hypermargin.training.loop import Trainer
 from hypermargin.training.models import create_model
-from hypermargin.training.monitor import Monitor, say
-from hypermargin.training.process import cores, left_as_found, make_repeatable
+from hypermargin.training.monitor import Monitor
+from hypermargin.training.process import left_as_found, make_repeatable
 from hypermargin.training.ranks import Ranks, joined
 from hypermargin.training.run import (
     About,

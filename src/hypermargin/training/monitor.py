@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hypermargin.data.base import Say
+from hypermargin.common.text import Say, say
 from hypermargin.files import write_text
 
 # How a number of the log is shown: its short name and format. Others are only written to the log.
@@ -43,11 +43,6 @@ def duration(seconds: float) -> str:
     minutes, s = divmod(round(seconds), 60)
     hours, m = divmod(minutes, 60)
     return f"{hours}:{m:02d}:{s:02d}" if hours else f"{m}:{s:02d}"
-
-
-def say(text: str) -> None:
-    """A line on stderr: stdout is for results."""
-    print(text, file=sys.stderr, flush=True)
 
 
 class Log:

@@ -14,11 +14,6 @@ import numpy as np
 import torch
 
 
-def cores() -> int:
-    """Of this machine, for each of the processes that torchrun started on it."""
-    return max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-
-
 def random_states() -> dict[str, Any]:
     """torch's, Python's and numpy's: a network of the user's may draw from any of them."""
     version, numbers, gauss = random.getstate()

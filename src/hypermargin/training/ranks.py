@@ -20,6 +20,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from hypermargin.common.environment import find_device
+from hypermargin.common.text import first_line
 from hypermargin.data.base import Rows
 from hypermargin.parallel.messages import Group, spread, sum_partial
 from hypermargin.training.config import Config
@@ -155,7 +157,7 @@ def joined(config: Config) -> Iterator[Ranks]:
         timeout = timedelta(seconds=config.timeout)
         if not started:
             each = torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-            cuda = config.device.startswith(("cuda", "auto")) and torch.cuda.is_available()
+            cuda = find_device(config.device).type == "cuda"
             # NCCL refuses two ranks on one GPU.
             dist.init_process_group("cpu:gloo,cuda:nccl" if cuda and each else "gloo", timeout=timeout)
         try:
@@ -178,7 +180,7 @@ def _naming(rank: int, world: int, config: Config) -> Iterator[None]:
         plain = type(cause) is RuntimeError and re.search(r"gloo|timeout|connection", str(cause), re.IGNORECASE)
         if not isinstance(cause, dist.DistError) and not plain:
             raise
-        first = str(error).strip().splitlines()[0]
+        first = first_line(error)
         raise LostRankError(
             f"rank {rank} of {world} lost the others: one of them ended, or did not answer for {config.timeout:g} "
             f"s. The first error in the outputs of all ranks says why. ({first[:200]})"

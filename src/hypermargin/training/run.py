@@ -29,8 +29,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-import hypermargin
 from hypermargin import checks
+from hypermargin.common.environment import versions
+from hypermargin.common.tensor_files import read_npz
 from hypermargin.data import Array, Data, Scaling, Split
 from hypermargin.files import replacing
 from hypermargin.head import MarginHead
@@ -103,7 +104,7 @@ def describe(data: Data, split: Split, scaling: Scaling, network: nn.Module | No
             "left_out": [list(bad) for bad in data.bad],
         },
         network=None if network is None else f"{type(network).__module__}.{type(network).__qualname__}",
-        versions={"hypermargin": hypermargin.__version__, "torch": torch.__version__, "numpy": np.__version__},
+        versions=versions(),
     )
 
 
@@ -127,8 +128,8 @@ def save_split(path: Path, split: Split) -> None:
 def read_split(path: Path) -> Split:
     """What `save_split` wrote."""
     try:
-        with np.load(path, allow_pickle=False) as saved:
-            parts = {f.name: saved[f.name] for f in dataclasses.fields(Split)}
+        saved = read_npz(path)
+        parts: dict[str, Any] = {f.name: saved[f.name] for f in dataclasses.fields(Split)}
     except FileNotFoundError:
         raise RunError(f"{path.parent} is not a run: {path.name} is missing.") from None
     except Exception as error:  # zipfile, zlib and numpy have many words for a broken file

@@ -14,11 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from hypermargin.common.optimizer_state import PER_ELEMENT
 from hypermargin.head import MarginHead
 from hypermargin.parallel.messages import Group
-
-# What SGD and AdamW keep for each number of a parameter; the rest, like the number of steps, is one for all.
-PER_NUMBER = ("momentum_buffer", "exp_avg", "exp_avg_sq")
 
 
 class Slices(NamedTuple):
@@ -42,7 +40,7 @@ def slices_of(head: MarginHead, optimizer: torch.optim.Optimizer, group: Group) 
     parameters = [p for g in optimizer.param_groups for p in g["params"]]
     for index, parameter in enumerate(parameters):
         if any(parameter is tensor for tensor in own.values()):
-            names |= {f"optimizer.{index}.{name}" for name in PER_NUMBER}
+            names |= {f"optimizer.{index}.{name}" for name in PER_ELEMENT}
     return Slices(frozenset(names), head.part.start, head.part.stop, head.classes, group)
 
 

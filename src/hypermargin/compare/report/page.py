@@ -10,10 +10,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from hypermargin.compare import Comparison
+from hypermargin.common.environment import now, versions
 from hypermargin.compare.numbers import MEASURES
 from hypermargin.compare.report.pictures import Row, plane, side_by_side, together, trained_margin
-from hypermargin.deploy.metadata import now, versions
+from hypermargin.compare.results import Comparison
 from hypermargin.files import write_text
 from hypermargin.plots import Display, explorer
 from hypermargin.plots.style import recoloured

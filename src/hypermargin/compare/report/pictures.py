@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hypermargin import margins
-from hypermargin.compare import Comparison
 from hypermargin.compare.plan import Run
 from hypermargin.compare.pool import is_done
+from hypermargin.compare.results import Comparison
 from hypermargin.margins import Margin, NoMargin
 from hypermargin.plots import Display
 from hypermargin.plots.angles import AnglesDisplay
