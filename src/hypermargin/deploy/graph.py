@@ -1,4 +1,4 @@
-"""The graph that is shipped: raw samples in, everything between them and the embedding inside."""
+"""The graph that is exported: raw samples in, everything between them and the embedding inside."""
 
 from __future__ import annotations
 

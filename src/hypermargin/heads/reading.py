@@ -2,10 +2,7 @@
 
 What the files of others hold, read in their source:
 
-  insightface      softmax_fc_gpu_{rank}.pt: {"weight": (local, dim)}, PartialFC and PartialFC_V2; PartialFCAdamW,
-                   which has no state_dict of its own, at sample rate 1 {"weight_activated": …}
-                   checkpoint_gpu_{rank}.pt: {"state_dict_softmax_fc": {"weight": …}, …}, train_v2.py
-                   rank_{rank}_softmax_weight.pt: the tensor alone, until 2022
+  insightface      see insightface.py
   metric-learning  {"W": (dim, classes)}
   linear           {"weight": (classes, dim)}, perhaps "bias"
 """
@@ -14,7 +11,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,21 +21,13 @@ from torch import Tensor
 from hypermargin.common.tensor_files import holds_objects, read_npy, read_pt, read_safetensors
 from hypermargin.common.text import first_line
 from hypermargin.heads.convert import weights_of
-from hypermargin.heads.shards import join, shard_range
+from hypermargin.heads.insightface import MOST_RANKS, SHARDS, insightface_range, shards_in
+from hypermargin.heads.shards import join
 from hypermargin.heads.weights import Weights
 
 PathLike = str | os.PathLike[str]
-SHARDS = tuple(
-    re.compile(pattern)
-    for pattern in (
-        r"softmax_fc_gpu_(\d+)\.pt",
-        r"(?:rank[_:])?(\d+)_softmax_weight\.pt",
-        r"checkpoint_gpu_(\d+)\.pt",
-    )
-)
 PREFIXES = ("", "head.", "module.", "state_dict_softmax_fc.")
 REST = ("scale", "sampled_steps", "classes_held", "schedules.", "optimizer.")  # of our own
-MOST_RANKS = 10**5
 ENDINGS = (".safetensors", ".pt", ".pth", ".npy")
 
 
@@ -70,7 +58,7 @@ def read(paths: PathLike | Sequence[PathLike], *, prefix: str = "", classes: int
     if found.ranks:
         total = sum(part.classes for part in parts)
         for rank, part in enumerate(parts):
-            wanted = len(shard_range(total, rank, len(parts)))
+            wanted = len(insightface_range(total, rank, len(parts)))
             if part.classes != wanted:
                 raise ValueError(
                     f"{found.paths[rank]} holds {part.classes} classes; of {total} in {len(parts)} shards, rank "
@@ -166,12 +154,6 @@ def read_one(path: Path, prefix: str = "") -> Weights:
         raise ValueError(f"{path}: {error}") from None
     except RecursionError:
         raise ValueError(f"{path}: its dictionaries hold one another without end.") from None
-
-
-def shards_in(folder: Path, kind: re.Pattern[str]) -> list[tuple[Path, int]]:
-    """The files of one kind in a folder, with their ranks, in order."""
-    found = [(path, int(match[1])) for path in folder.iterdir() if (match := kind.fullmatch(path.name))]
-    return sorted(found, key=lambda pair: pair[1])
 
 
 def _content(path: Path) -> Any:

@@ -15,8 +15,8 @@ from hypermargin.common.text import first_line
 from hypermargin.files import free_path, replacing
 from hypermargin.head import MarginHead
 from hypermargin.heads.convert import weights_of
-from hypermargin.heads.reading import SHARDS, PathLike, shards_in
-from hypermargin.heads.shards import shard_range
+from hypermargin.heads.insightface import SHARDS, insightface_range, shards_in
+from hypermargin.heads.reading import PathLike
 from hypermargin.heads.weights import Weights, by_class
 
 FORMATS = {
@@ -66,6 +66,8 @@ def write(
     if a file cannot be written.
     """
     weights = weights_of(target) if isinstance(target, MarginHead) else target
+    if weights.classes == 0 and "classes_held" not in weights.rest:
+        raise ValueError("target holds no class, so there is nothing to write. Leave out this slice.")
     path = Path(path)
     if format is None:
         format = "insightface" if path.is_dir() else BY_ENDING.get(path.suffix)
@@ -106,7 +108,7 @@ def _shards(weight: Tensor, folder: Path, shards: int, replace: bool) -> list[Ou
         raise ValueError(f"path: insightface's files need a folder, and there is none at {folder}. Make it first.")
     outputs = []
     for rank in range(shards):
-        of = shard_range(len(weight), rank, shards)
+        of = insightface_range(len(weight), rank, shards)
         file = free_path("path", folder / f"softmax_fc_gpu_{rank}.pt", (".pt",), replace)
         outputs.append(Output(file, "insightface", {"weight": weight[of.start : of.stop]}))
     for stray, rank in shards_in(folder, SHARDS[0]):
@@ -117,7 +119,8 @@ def _shards(weight: Tensor, folder: Path, shards: int, replace: bool) -> list[Ou
 
 def _check_finite(weights: Weights) -> None:
     for name, tensor in weights.entries().items():
-        bad = ~tensor.isfinite().reshape(len(tensor) if tensor.dim() else 1, -1).all(1)
+        finite = tensor.isfinite()
+        bad = ~(finite.flatten(1).all(1) if tensor.dim() > 1 else finite.reshape(-1))
         if bool(bad.any()) and name in weights.rest:
             raise ValueError(
                 f"{name} is NaN or inf. Training has gone wrong before this; use an earlier checkpoint."
