@@ -510,9 +510,7 @@ def test_a_slice_without_classes(tmp_path):
     """Of 5 classes in four slices of 2 the last is empty: it can be joined, but not written."""
     parts = heads.split(heads.weights_of(whole(5)), 4)
     assert [part.classes for part in parts] == [2, 2, 1, 0]
-    with pytest.raises(
-        ValueError, match=r"target holds no class, so there is nothing to write"
-    ):
+    with pytest.raises(ValueError, match=r"target holds no class, so there is nothing to write"):
         heads.write(parts[3], tmp_path / "part.pt")
     # A rank of a sharded head says which classes it holds, so that its file is missed when it is not there.
     rest = {"scale": torch.tensor(8.0), "classes_held": torch.tensor([5, 5, 5, 3, 4])}
