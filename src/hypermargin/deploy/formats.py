@@ -87,7 +87,7 @@ def export(
 
 
 def need(*packages: str) -> None:
-    """An error that names the extra, if one of its packages is missing."""
+    """Raise an error that names the extra if one of its packages is missing."""
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
         raise ExportError(
@@ -144,7 +144,7 @@ def _write_onnx(program: torch.export.ExportedProgram, about: dict[str, Any], pa
 
 
 def onnx_session(path: Path) -> Any:
-    """A graph on the CPU."""
+    """Open an ONNX graph, to run it on the CPU."""
     need("onnxruntime")
     import onnxruntime
 

@@ -45,7 +45,7 @@ class Whole(nn.Module):
             self.scale, self.unit_features = float(head.current_scale().detach()), head.unit_features
 
     def forward(self, samples: Tensor) -> dict[str, Tensor]:
-        """From (N, H, W), (N, H, W, 3) or (N, d)."""
+        """Compute the outputs of samples (N, H, W), (N, H, W, 3) or (N, d)."""
         x = self.network(self.scaling(samples)).float()
         direction, length = polar(x)
         found = {"embedding": direction.to(self.dtype), "norm": length.squeeze(1)}
@@ -56,7 +56,7 @@ class Whole(nn.Module):
 
 
 def trace(whole: Whole, samples: Tensor) -> torch.export.ExportedProgram:
-    """The graph for a batch of any size; `samples` are an example of one."""
+    """Trace the graph for a batch of any size; `samples` are an example of one."""
     batch = torch.export.Dim("N", min=1)
     try:
         with torch.no_grad(), quiet():
@@ -75,7 +75,7 @@ def trace(whole: Whole, samples: Tensor) -> torch.export.ExportedProgram:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without the exporter's warnings and log, which are about torch and not about the network."""
+    """Silence the exporter's warnings and log, which are about torch and not about the network."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

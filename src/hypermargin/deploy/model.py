@@ -23,7 +23,7 @@ from hypermargin.training.run import Trained, load
 
 @dataclass(frozen=True)
 class Model:
-    """Raw samples on `device` to unit embeddings (N, dim) and norms (N,), float32 on the CPU."""
+    """A network: `run` takes raw samples on `device` to unit embeddings (N, dim) and norms (N,) on the CPU."""
 
     name: str
     about: dict[str, Any]  # as `metadata.describe` writes it
@@ -33,12 +33,12 @@ class Model:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one raw sample: (H, W), (H, W, 3) or (d,)."""
+        """The shape of one raw sample: (H, W), (H, W, 3) or (d,)."""
         return tuple(self.about["input"]["shape"][1:])
 
     @property
     def dtype(self) -> str:
-        """Of raw samples: uint8 or float32."""
+        """The dtype of raw samples: uint8 or float32."""
         return str(self.about["input"]["dtype"])
 
 
@@ -50,7 +50,7 @@ def open_model(
     trust: bool = False,
     thresholds: Thresholds | None = None,
 ) -> Model:
-    """From a run's folder, an exported .onnx file, or what `hypermargin.load` gave.
+    """Open a run's folder, an exported .onnx file, or what `hypermargin.load` gave.
 
     `device` is cpu, cuda or auto; an ONNX file runs on the CPU. The rest as in `hypermargin.load` and `export`.
     """

@@ -19,7 +19,7 @@ Optimizers = Optimizer | Sequence[Optimizer] | None
 
 
 def as_list(optimizer: Optimizers) -> list[Optimizer]:
-    """None, one or several, and nothing else."""
+    """Return a list of the optimisers given, none, one or several; an error for anything else."""
     found = [] if optimizer is None else [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     for each in found:
         checks.instance("optimizer", each, Optimizer, "torch.optim.SGD(head.parameters(), lr=0.1), or several")
@@ -28,10 +28,10 @@ def as_list(optimizer: Optimizers) -> list[Optimizer]:
 
 @torch.no_grad()
 def weights_of(head: MarginHead, optimizer: Optimizers = None) -> Weights:
-    """A copy of what a head knows, on the CPU, with the state of the optimiser (or of several) for its parameters.
+    """Copy what a head knows to the CPU, with the state of the optimiser (or several) for its parameters.
 
-    Of a sharded head, this rank's classes. `write` them on every rank: `read` joins the files, for any number of
-    ranks.
+    Of a sharded head these are this rank's classes. `write` them on every rank: `read` joins the files, for any
+    number of ranks.
     """
     checks.instance("head", head, MarginHead, "create_head(…)")
     rows = head.by_class()
@@ -57,7 +57,7 @@ def weights_of(head: MarginHead, optimizer: Optimizers = None) -> Weights:
 
 
 def goes_by_class(optimizer: Optimizer, key: str, value: object, parameter: Tensor) -> bool:
-    """Whether an entry of an optimiser's state has a number for each of the parameter's, or is one number."""
+    """Tell whether an entry of an optimiser's state has one number for each of the parameter's, or one for all."""
     if not isinstance(value, Tensor) or value.dim() == 0:
         return False
     if key in PER_ELEMENT and value.shape == parameter.shape:
@@ -70,7 +70,7 @@ def goes_by_class(optimizer: Optimizer, key: str, value: object, parameter: Tens
 
 @torch.no_grad()
 def head_from(weights: Weights, name: str, **overrides: Any) -> MarginHead:
-    """A head of the family with these rows; bias, margins, scale and schedules where the file has them.
+    """Make a head of the family with these rows; bias, margins, scale and schedules where the file has them.
 
         head_from(read("softmax_fc_gpu_0.pt"), "arcface", m=0.5, scale=64.0)
 

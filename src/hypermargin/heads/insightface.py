@@ -23,7 +23,7 @@ MOST_RANKS = 10**5
 
 
 def insightface_range(classes: int, rank: int, world: int) -> range:
-    """The classes in the file of one rank: C//world of them, and one more in the files of the first C % world.
+    """Return the classes in one rank's file: C//world of them, and one more in the files of the first C % world.
 
     A fact of their files alone: what is cut here is cut by `parallel.shard.class_range`.
     """
@@ -32,6 +32,6 @@ def insightface_range(classes: int, rank: int, world: int) -> range:
 
 
 def shards_in(folder: Path, kind: re.Pattern[str]) -> list[tuple[Path, int]]:
-    """The files of one kind in a folder, with their ranks, in order."""
+    """List the files of one kind in a folder, with their ranks, in order."""
     found = [(path, int(match[1])) for path in folder.iterdir() if (match := kind.fullmatch(path.name))]
     return sorted(found, key=lambda pair: pair[1])

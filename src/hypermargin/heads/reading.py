@@ -32,7 +32,7 @@ ENDINGS = (".safetensors", ".pt", ".pth", ".npy")
 
 
 class Found(NamedTuple):
-    """Files to read, in order; of shards also their ranks, and those that are not there."""
+    """Files to read, in order; for shards also their ranks, and those that are not there."""
 
     paths: list[Path]
     ranks: list[int]
@@ -40,7 +40,7 @@ class Found(NamedTuple):
 
 
 def read(paths: PathLike | Sequence[PathLike], *, prefix: str = "", classes: int | None = None) -> Weights:
-    """The weights in a file, in several that are joined, in a folder of insightface's shards, or in a run's folder.
+    """Read the weights in a file, in several to join, in a folder of insightface's shards, or in a run's folder.
 
     - prefix: where the head is one layer of a model, the beginning of its names ("fc.")
     - classes: how many there must be; else a missing last shard cannot be noticed
@@ -76,7 +76,7 @@ def read(paths: PathLike | Sequence[PathLike], *, prefix: str = "", classes: int
 
 
 def find(given: Sequence[Path]) -> Found:
-    """Which files, in which order, and which shards are missing among or beside them."""
+    """Find out which files to read, in which order, and which shards are missing among or beside them."""
     if not given:
         raise ValueError("paths is empty: give a file, or several.")
     files = list(given)
@@ -106,7 +106,7 @@ def find(given: Sequence[Path]) -> Found:
 
 
 def _slices(parts: list[Weights], paths: list[Path]) -> list[Weights]:
-    """The state_dicts of the ranks of a sharded head, which say what they hold, in order."""
+    """Put the state_dicts of the ranks of a sharded head, which say what they hold, in order."""
     held = [part.rest.pop("classes_held", torch.tensor([])).tolist() for part in parts]
     if not all(held):
         raise ValueError(f"{paths[held.index([])]} does not say which classes it holds, as the other files do.")
@@ -126,7 +126,7 @@ def _slices(parts: list[Weights], paths: list[Path]) -> list[Weights]:
 
 
 def read_one(path: Path, prefix: str = "") -> Weights:
-    """One file, or a run's folder."""
+    """Read one file, or the head of a run's folder."""
     if path.is_dir():
         from hypermargin.training import RunError, load
 
@@ -196,7 +196,7 @@ def _weights(content: Any, path: Path, prefix: str) -> Weights:
     weight, m = own.pop("weight"), own.get("m")
     # A slice of three is taken to have three margins: were they one of the head's, the whole would not fit it.
     if m is not None and m.shape == (3,) == weight.shape[:1] and "classes_held" not in own:
-        raise ValueError("m of 3 numbers may be one a class or one for all; change the head itself instead.")
+        raise ValueError("m of 3 numbers may be one per class or one for all; change the head itself instead.")
     if m is not None and (m.dim() == 0 or len(m) != len(weight)):
         m = None
     by_class = ["weight", "bias", *(["m"] if m is not None else [])]

@@ -39,7 +39,7 @@ def split(target: T, world: int) -> list[T]:
 
 @torch.no_grad()
 def join(parts: Iterable[T]) -> T:
-    """One head (or Weights) with the classes of all, in this order; new. All else must be the same in all."""
+    """Make one new head (or Weights) with the classes of all parts, in order. All else must be the same in all."""
     parts = list(parts)
     if not parts:
         raise ValueError("parts is empty: nothing to join.")
@@ -60,7 +60,7 @@ def join(parts: Iterable[T]) -> T:
 
 
 def _with(target: T, rows: dict[str, Tensor]) -> T:
-    """A copy with these rows in place of its own, which are never copied."""
+    """Copy a head or Weights with these rows in place of its own, which are never copied."""
     if isinstance(target, Weights):
         found = copy.copy(target)
         found.rest = dict(target.rest)
@@ -95,7 +95,7 @@ def _same(first: MarginHead | Weights, part: MarginHead | Weights, k: int) -> No
 
 
 def _settings(target: MarginHead | Weights) -> dict[str, object]:
-    """All that does not go by class."""
+    """Return all that does not go by class, by name."""
     if isinstance(target, Weights):
         return dict(target.rest)
     rows, state = by_class(target), target.state_dict()

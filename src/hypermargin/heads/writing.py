@@ -1,4 +1,4 @@
-"""Heads into files, whole or not at all."""
+"""Write heads to files that are whole or not there."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FORMATS = {
     "insightface": (),
 }
 BY_ENDING = {".pt": "hypermargin", ".pth": "hypermargin", ".safetensors": "safetensors", ".npy": "npy"}
-# Of the formats of others; ours hold everything.
+# What the formats of others hold; ours hold everything.
 HOLDS = {
     "linear": ("weight", "bias"),
     "npy": ("weight",),
@@ -135,7 +135,7 @@ def _check_finite(weights: Weights) -> None:
 
 
 def _save(outputs: list[Output]) -> None:
-    """All are complete before the first is moved into place."""
+    """Write all files; each is complete before the first is moved into place."""
     path = outputs[0].path
     try:
         with ExitStack() as stack:
