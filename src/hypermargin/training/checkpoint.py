@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or not used: a folder a step, moved into place when complete, checked when read.
+"""Checkpoints that are whole or not used: one folder per step, moved into place when complete, checked when read.
 
 checkpoints/step-00000420/
   model.safetensors   network and head (model.pt without the safetensors package)
@@ -6,8 +6,8 @@ checkpoints/step-00000420/
   state.json          where the run was
   manifest.json       size and SHA-256 of the others; written last
 
-Of several ranks, the tensors of network, head, optimiser and averages are in .metadata and __RANK_0.distcp instead,
-in torch.distributed.checkpoint's format (dcp.py). Either kind is read by any number of ranks.
+With several ranks, the tensors of network, head, optimiser and averages are in .metadata and __RANK_0.distcp
+instead, in torch.distributed.checkpoint's format (dcp.py). Either kind is read by any number of ranks.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Checkpoint:
     state: dict[str, Any]  # JSON
 
     def weights(self, name: str) -> dict[str, Tensor]:
-        """The state_dict of "network" or "head"."""
+        """Return the state_dict of "network" or "head"."""
         return {key.partition(".")[2]: value for key, value in self.model.items() if key.startswith(f"{name}.")}
 
 
@@ -71,7 +71,7 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int, best: int | None) -
 def save_slices(
     folder: Path, checkpoint: Checkpoint, held: Slices, ranks: Ranks, *, keep: int, best: int | None
 ) -> Path:
-    """The same by all ranks together, each writing what it holds; if one fails, all do."""
+    """Write and prune by all ranks together, each writing what it holds; if one fails, all do."""
     from hypermargin.training import dcp
 
     final, temporary = _places(folder, checkpoint.step)
@@ -103,7 +103,7 @@ def save_slices(
 
 
 def _places(folder: Path, step: int) -> tuple[Path, Path]:
-    """Where a checkpoint goes, and where it is written."""
+    """Return where a checkpoint goes, and where it is written before."""
     return folder / f"step-{step:08d}", folder / f".writing-{step:08d}"
 
 
@@ -118,7 +118,7 @@ def _save_rest(temporary: Path, checkpoint: Checkpoint, training: dict[str, Any]
 
 
 def _digests(paths: Iterable[Path]) -> dict[str, Any]:
-    """Size and SHA-256, for the manifest; each file is on the disk afterwards."""
+    """Return size and SHA-256 of files for the manifest; each is on the disk afterwards."""
     found = {}
     for path in sorted(paths):
         sync(path)
@@ -127,7 +127,7 @@ def _digests(paths: Iterable[Path]) -> dict[str, Any]:
 
 
 def _finish(temporary: Path, final: Path, version: int, files: dict[str, Any]) -> None:
-    """The manifest, then into place."""
+    """Write the manifest, then move the folder into place."""
     manifest = temporary / "manifest.json"
     manifest.write_text(json.dumps({"format": version, "files": files}, indent=1))
     sync(manifest)
@@ -153,7 +153,7 @@ def prune(folder: Path, keep: int, best: int | None) -> None:
 
 
 def steps(folder: Path) -> list[Path]:
-    """The checkpoints there, oldest first."""
+    """List the checkpoints in a folder, oldest first."""
     return sorted(p for p in folder.glob("step-*") if p.is_dir())
 
 
@@ -166,7 +166,7 @@ def load(
 ) -> Checkpoint:
     """Read one checkpoint; CheckpointError if anything of it is missing, cut off or changed.
 
-    With `held`, of tensors with a row a class only this rank's rows. Several `ranks` read it together.
+    With `held`, only this rank's rows of tensors with one row per class. Several `ranks` read it together.
     """
     version = ranks.together(lambda: check(path, ranks))
     return ranks.together(lambda: _read(path, version, device, held))
@@ -203,9 +203,9 @@ def load_last(
     held: Slices | None = None,
     ranks: Ranks = Ranks(),  # noqa: B008 (frozen)
 ) -> Checkpoint | None:
-    """The newest whole checkpoint, saying which ones had to be passed over; None if there is none at all.
+    """Read the newest whole checkpoint, saying which ones had to be passed over; None if there is none at all.
 
-    Of several ranks the first decides which one it is.
+    With several ranks, rank 0 decides which one it is.
     """
     found = ranks.lead(lambda: steps(folder))
     for path in reversed(found):
@@ -225,7 +225,7 @@ def forget_after(folder: Path, step: int) -> None:
 
 
 def check(path: Path, ranks: Ranks = Ranks()) -> int:  # noqa: B008 (frozen)
-    """Sizes and digests as in the manifest; returns its format. Of several ranks, each checks some of the files."""
+    """Compare sizes and digests with the manifest; return its format. Each rank checks some of the files."""
     try:
         manifest = json.loads((path / "manifest.json").read_text())
         files = {str(name): (about["bytes"], about["sha256"]) for name, about in manifest["files"].items()}
@@ -248,7 +248,7 @@ def check(path: Path, ranks: Ranks = Ranks()) -> int:  # noqa: B008 (frozen)
 
 
 def note(say: Say) -> None:
-    """One line if the weights will not be in the format that others read."""
+    """Say so if the weights will not be in the format that others read."""
     if not has_safetensors():
         say("Weights are saved as model.pt, without the safetensors package (pip install 'hypermargin[train]').")
 

@@ -1,4 +1,4 @@
-"""What of a run is held in slices by several ranks: everything with a row a class.
+"""What several ranks hold in slices: everything of a run with one row per class.
 
 Tensors of a checkpoint have these names:
 
@@ -20,7 +20,7 @@ from hypermargin.parallel.messages import Group
 
 
 class Slices(NamedTuple):
-    """Which tensors of a checkpoint have a row a class, and which of their rows this rank holds."""
+    """Which tensors of a checkpoint have one row per class, and which of their rows this rank holds."""
 
     names: frozenset[str]
     start: int
@@ -29,12 +29,12 @@ class Slices(NamedTuple):
     group: Group
 
     def cut(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Whole tensors → this rank's rows of those that have one a class."""
+        """Cut whole tensors to this rank's rows, where they have one per class."""
         return {n: t[self.start : self.stop].clone() if n in self.names else t for n, t in tensors.items()}
 
 
 def slices_of(head: MarginHead, optimizer: torch.optim.Optimizer, group: Group) -> Slices:
-    """Of a sharded head, and an optimiser that trains it."""
+    """Return the slices of a sharded head, and of an optimiser that trains it."""
     own = head.by_class()
     names = {f"{where}.{name}" for name in own for where in ("head", "ema.1")}
     parameters = [p for g in optimizer.param_groups for p in g["params"]]
@@ -45,7 +45,7 @@ def slices_of(head: MarginHead, optimizer: torch.optim.Optimizer, group: Group) 
 
 
 def flatten(training: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors of optimiser and averages by name, and all the rest."""
+    """Return the tensors of optimiser and averages by name, and all the rest."""
     optimizer = training["optimizer"]
     tensors: dict[str, Tensor] = {}
     plain: dict[int, dict[str, Any]] = {}
@@ -58,7 +58,7 @@ def flatten(training: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]
 
 
 def unflatten(tensors: dict[str, Tensor], rest: dict[str, Any]) -> dict[str, Any]:
-    """What `flatten` was given."""
+    """Return what `flatten` was given."""
     state = {index: dict(values) for index, values in rest["optimizer"]["state"].items()}
     averages = {}
     for key, value in tensors.items():
