@@ -35,7 +35,7 @@ def plain_errors() -> Iterator[None]:
 
 @contextmanager
 def progress() -> Iterator[Callable[[int, int], None]]:
-    """A bar in a terminal, a line every tenth elsewhere."""
+    """Show a bar in a terminal, a line every tenth elsewhere."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 

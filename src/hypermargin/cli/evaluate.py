@@ -82,7 +82,7 @@ def _run(
     found: Findings, folder: Path, part: str, pairs: list[str], images: Path | None, data: str | None,
     most: int, device: str, trust: bool,
 ) -> None:  # fmt: skip
-    """A part of the run's own data, or all of other data; and pairs."""
+    """Evaluate a part of the run's own data, or all of other data; and pairs."""
     from hypermargin import checks
     from hypermargin.common.environment import find_device
     from hypermargin.common.text import say
@@ -118,7 +118,7 @@ def _run(
 
 
 def _other_data(trained: Trained, data: str, most: int, progress: Any) -> tuple[Any, Any]:
-    """Features and identities of whatever can be read."""
+    """Return features and identities of whatever can be read."""
     import numpy as np
     import torch
 
@@ -137,7 +137,7 @@ def _other_data(trained: Trained, data: str, most: int, progress: Any) -> tuple[
 
 
 def _files(found: Findings, source: Path, labels: Path | None, most: int, device: str) -> None:
-    """Embeddings with labels, or scores."""
+    """Evaluate embeddings with labels, or scores, from files."""
     import numpy as np
     import torch
 
@@ -157,7 +157,7 @@ def _files(found: Findings, source: Path, labels: Path | None, most: int, device
 
 
 def _write(out: Path, found: Findings, about: dict[str, Any]) -> list[str]:
-    """evaluation.json, the curve, and pictures if matplotlib is there; their names."""
+    """Write evaluation.json, the curve, and pictures if matplotlib is there; return their names."""
     from hypermargin.evaluate.files import write_curve
     from hypermargin.evaluate.report import plain
     from hypermargin.files import write_text

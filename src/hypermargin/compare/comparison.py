@@ -2,7 +2,7 @@
 
 OUT/
   plan.json        what is compared
-  runs/            HEAD-seedK: a run each, as `hypermargin train` leaves it
+  runs/            HEAD-seedK: one run each, as `hypermargin train` leaves it
   plane/           HEAD: the same in two dimensions, for pictures
   comparison.json  every number of every run
   table.csv        means and spreads
@@ -45,7 +45,7 @@ def compare(
     """Train everything in the plan, measure it, write the report in `out`.
 
     With `resume`, go on with the comparison there: what is done stays, what failed is tried again.
-    `jobs` runs at a time; default one a core, on a GPU one. Ctrl-C saves every run and raises Interrupted.
+    `jobs` runs at a time; default one per core, on a GPU one. Ctrl-C saves every run and raises Interrupted.
     """
     if not hasattr(os, "fork"):
         raise RunError("compare starts its runs by fork, which this system has not; Linux and macOS have.")
@@ -77,7 +77,7 @@ def compare(
 
 
 def _keep_for_the_plane(folder: Path, plan: Plan, data: Data) -> None:
-    """Ten classes of images, if so many have enough samples; otherwise the digits will do."""
+    """Keep ten classes of images, if so many have enough samples; otherwise the digits will do."""
     path = folder / "plane" / "data.npz"
     if not plan.plane or path.exists() or len(data.shape) != 3:
         return

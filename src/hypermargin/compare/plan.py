@@ -35,13 +35,13 @@ class Run:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The name of the run for people."""
         return f"{self.head} in the plane" if self.plane else f"{self.head}, seed {self.seed}"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """`settings` are training.Config's, without the head's; `plane` the epochs of the runs in two dimensions."""
+    """What to compare: `settings` of a training.Config without the head's; `plane`, epochs in two dimensions."""
 
     settings: dict[str, Any]
     heads: tuple[str, ...] = HEADS
@@ -69,7 +69,7 @@ class Plan:
         from_dict(self.settings, "settings")
 
     def runs(self, out: Path) -> list[Run]:
-        """Every seed of every head; one seed of all heads first, so that something can be seen early."""
+        """List every seed of every head; one seed of all heads first, so that something can be seen early."""
         base = {"tensorboard": False, **self.settings}
         return [
             Run(head, seed, out / "runs" / f"{slug(head)}-seed{seed}", _config(base, head, seed))
@@ -78,7 +78,7 @@ class Plan:
         ]
 
     def plane_runs(self, out: Path) -> list[Run]:
-        """One run of each head in two dimensions: on the ten classes kept in plane/data.npz, or on digits."""
+        """List one run of each head in two dimensions: on the ten classes kept in plane/data.npz, or on digits."""
         own = (out / "plane" / "data.npz").resolve()  # a run may be resumed from elsewhere
         if not self.plane or not (own.exists() or find_spec("sklearn")):  # the digits are scikit-learn's
             return []
@@ -91,12 +91,12 @@ class Plan:
         return [Run(head, 0, out / "plane" / slug(head), _config(base, head, 0), plane=True) for head in self.heads]
 
     def save(self, out: Path) -> None:
-        """As plan.json."""
+        """Write plan.json."""
         write_text(out / "plan.json", json.dumps({"format": 1, **dataclasses.asdict(self)}, indent=1))
 
     @classmethod
     def read(cls, out: Path) -> Plan:
-        """From plan.json."""
+        """Read plan.json."""
         saved = read_json(out / "plan.json")
         saved.pop("format", None)
         try:
@@ -107,7 +107,7 @@ class Plan:
     def grown(
         self, settings: dict[str, Any], heads: tuple[str, ...], seeds: int | None, plane: int | None = None
     ) -> Plan:
-        """The plan with more heads and seeds, and with runs in the plane if it had none.
+        """Return the plan with more heads and seeds, and with runs in the plane if it had none.
 
         Settings must be the same: runs that differ cannot be compared.
         """
@@ -136,5 +136,5 @@ def _config(base: dict[str, Any], head: str, seed: int) -> Config:
 
 
 def slug(head: str) -> str:
-    """The name of a head's folders: arcface:m=0.3 is arcface-m-0.3."""
+    """Return the name of a head's folders: arcface:m=0.3 is arcface-m-0.3."""
     return re.sub(r"[^a-z0-9.]+", "-", head.lower()).strip("-")

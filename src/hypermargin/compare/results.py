@@ -22,11 +22,11 @@ from hypermargin.training.run import read_json
 
 @dataclass(frozen=True)
 class Comparison:
-    """What came out.
+    """The results of a comparison.
 
     measured     by head, then seed: the measures.json of the run
     failed       by the run's name: why it failed
-    failed_flat  the same, of the runs in the plane, which are not in the table
+    failed_flat  the same for the runs in the plane, which are not in the table
     """
 
     folder: Path
@@ -39,7 +39,7 @@ class Comparison:
 
     @classmethod
     def read(cls, folder: Path, plan: Plan, jobs: int = 0, threads: int = 0) -> Comparison:
-        """Of the runs that are done."""
+        """Read the runs that are done."""
         measured: dict[str, dict[int, dict[str, Any]]] = {head: {} for head in plan.heads}
         runs = plan.runs(folder)
         for run in runs:
@@ -58,7 +58,7 @@ class Comparison:
 
     @cached_property
     def table(self) -> dict[str, dict[str, Cell]]:
-        """By measure, then head."""
+        """The table, by measure, then head."""
         numbers = {
             head: {k: about["numbers"] for k, about in seeds.items()} for head, seeds in self.measured.items()
         }
@@ -70,13 +70,13 @@ class Comparison:
         return reading(self.table, self.failed)
 
     def arrays(self, run: Run) -> dict[str, Any]:
-        """What the pictures of a run show; empty if it is not done."""
+        """Return what the pictures of a run show; empty if it is not done."""
         if not pool.is_done(run.folder):
             return {}
         return read_npz(run.folder / "arrays.npz")
 
     def save(self) -> None:
-        """comparison.json and table.csv."""
+        """Write comparison.json and table.csv."""
         about = {
             "format": 1,
             "settings": self.plan.settings,

@@ -35,7 +35,7 @@ class Scored(NamedTuple):
 
 
 def read(path: str | os.PathLike[str], labels: str | os.PathLike[str] | None = None) -> Embedded | Scored:
-    """Two .npy files, embeddings and labels; or a .npz file of both, or of scores and same.
+    """Read two .npy files, embeddings and labels; or a .npz file of both, or of scores and same.
 
     Beside embeddings of unit length, a .npz as `hypermargin embed` writes it holds their `norms`; these are
     multiplied back. Beside scores may lie `first`, `second` (identities) and `fold`.
@@ -72,7 +72,7 @@ def read(path: str | os.PathLike[str], labels: str | os.PathLike[str] | None = N
 
 
 def write_curve(path: Path, curve: Curve, far: Sequence[float]) -> None:
-    """threshold, FAR and TAR as CSV, 2,000 lines at most: all at each FAR of `far`, the rest thinned out."""
+    """Write threshold, FAR and TAR as CSV, 2,000 lines at most: all at each FAR of `far`, the rest thinned out."""
     points = thin(curve, far)
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         lines = csv.writer(file, lineterminator="\n")

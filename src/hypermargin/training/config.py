@@ -21,7 +21,7 @@ from hypermargin.training.optim import OPTIMIZERS, RATES
 
 
 def setting(default: Any, help: str, *, choices: tuple[str, ...] = (), free: bool = False) -> Any:
-    """Make a field of `Config`. `free`: it may change when a run is resumed, as the result does not depend on it."""
+    """Make a field of Config. `free`: it may change on resuming a run, as the result does not depend on it."""
     meta = {"help": help, "choices": choices, "free": free}
     if isinstance(default, list | dict):
         return dataclasses.field(default_factory=lambda: type(default)(default), metadata=meta)

@@ -238,7 +238,7 @@ class Trainer:
     # Measuring
 
     def embed(self, feed: Feed, rows: Rows) -> tuple[Tensor, Rows]:
-        """Compute features of samples without augmentation, and the rows that could be read; each rank its share."""
+        """Compute features without augmentation, and the rows that could be read; each rank does its share."""
         features, read = zip(*self.ranks.gathered(self._embed_own(feed, rows)), strict=True)
         return torch.cat(features), np.concatenate(read)
 

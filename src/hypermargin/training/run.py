@@ -173,7 +173,7 @@ class Trained:
 
     @torch.no_grad()
     def features(self, samples: Tensor | Array, batch: int = 256) -> Tensor:
-        """Compute (N, dim) features of raw samples, like the training data: (N, H, W[, 3]) images or (N, d) vectors."""
+        """Compute (N, dim) features of raw samples, as in training: (N, H, W[, 3]) images or (N, d) vectors."""
         raw = torch.as_tensor(samples)
         got = tuple(self.about.scaling(raw[:0]).shape[1:]) if raw.dim() > 1 else ()
         if got != self.about.shape:
