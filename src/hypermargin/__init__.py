@@ -1,37 +1,30 @@
-"""Softmax with a margin: exact losses for embeddings and classifiers."""
+"""Softmax with a margin: exact losses for embeddings and classifiers.
 
+The core, which computes losses, is imported with the package. The application, which trains, evaluates, draws and
+exports, is imported on first use: `hypermargin.training` needs no import of its own.
+"""
+
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from hypermargin import (
-    advise,
-    backends,
-    data,
-    deploy,
-    evaluate,
-    heads,
-    hinge,
-    margins,
-    parallel,
-    plots,
-    schedule,
-    testing,
-    training,
-)
-from hypermargin.backends import explain_backend
+from hypermargin import backends, hinge, margins, parallel, rules, schedule, terms, testing
+from hypermargin.backends import explain_backend, register_backend
 from hypermargin.family import create_head, list_heads
 from hypermargin.functional import margin_cross_entropy, margin_softmax
 from hypermargin.head import MarginHead
 from hypermargin.optim import FusedSGD, SampledSGD
 from hypermargin.parallel import PartialFC, Shard
-from hypermargin.training import load
+from hypermargin.settings import HeadSettings
+from hypermargin.version import __version__ as __version__
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the same names as in _LATER, for editors and type checkers
+    from hypermargin import advise, compare, data, deploy, estimator, evaluate, heads, plots, training
     from hypermargin.estimator import MarginSoftmaxClassifier
-
-__version__ = "0.1.0"
+    from hypermargin.training import load
 
 __all__ = [
     "FusedSGD",
+    "HeadSettings",
     "MarginHead",
     "MarginSoftmaxClassifier",
     "PartialFC",
@@ -39,9 +32,11 @@ __all__ = [
     "Shard",
     "advise",
     "backends",
+    "compare",
     "create_head",
     "data",
     "deploy",
+    "estimator",
     "evaluate",
     "explain_backend",
     "heads",
@@ -53,16 +48,29 @@ __all__ = [
     "margins",
     "parallel",
     "plots",
+    "register_backend",
+    "rules",
     "schedule",
+    "terms",
     "testing",
     "training",
 ]
 
+# What is imported on first use: packages by their own name, and the functions and classes that some of them lend.
+_PACKAGES = ("advise", "compare", "data", "deploy", "estimator", "evaluate", "heads", "plots", "training")
+_LATER = {**dict.fromkeys(_PACKAGES, ""), "MarginSoftmaxClassifier": "estimator", "load": "training"}
+
 
 def __getattr__(name: str) -> Any:
-    """The estimator is imported when asked for: it needs scikit-learn, which takes a second."""
-    if name == "MarginSoftmaxClassifier":
-        from hypermargin.estimator import MarginSoftmaxClassifier
+    """Import a name of the application when it is asked for (PEP 562)."""
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    owner = _LATER[name]
+    found = getattr(import_module(f"{__name__}.{owner}"), name) if owner else import_module(f"{__name__}.{name}")
+    globals()[name] = found  # once: the next access does not come here
+    return found
 
-        return MarginSoftmaxClassifier
-    raise AttributeError(f"module 'hypermargin' has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    """List the names of the application too, imported or not."""
+    return sorted({*globals(), *__all__})

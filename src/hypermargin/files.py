@@ -23,7 +23,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """The whole text or nothing."""
+    """Write the whole text or nothing."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
@@ -39,3 +39,17 @@ def sync(path: Path) -> None:
     except OSError:  # Windows and some file systems cannot sync a folder
         if not path.is_dir():
             raise
+
+
+def free_path(name: str, path: str | os.PathLike[str], endings: tuple[str, ...], replace: bool) -> Path:
+    """Check a path to write to before any work is done: its ending, its folder, and that nothing is there yet."""
+    found = Path(path)
+    if found.suffix not in endings:
+        raise ValueError(f"{name} must end in {' or '.join(endings)}; got {found}.")
+    if found.is_dir():
+        raise ValueError(f"{name}: {found} is a folder. Choose another name.")
+    if found.exists() and not replace:
+        raise ValueError(f"{name}: {found} is there already. Choose another name, or replace=True (--force).")
+    if not found.parent.is_dir():
+        raise ValueError(f"{name}: there is no folder {found.parent}. Make it first.")
+    return found

@@ -388,7 +388,7 @@ def test_export_refuses(tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """A run with averaged weights and thresholds, its ONNX file, and folders of images."""
-    folder = tmp_path_factory.mktemp("shipping")
+    folder = tmp_path_factory.mktemp("deploy")
     small = {"epochs": 2, "dim": 6, "model_set": {"width": 4}, "ema": 0.9}
     quick = {"tensorboard": False, "threads": 1, "workers": 0, "augment": "none"}
     train(Config(data="digits", **small, **quick), folder / "run", quiet=True)

@@ -16,6 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import hypermargin as hm
 from hypermargin import MarginHead, create_head, heads
 from hypermargin.advise import adacos_scale, smallest_scale
+from hypermargin.heads.insightface import insightface_range
 from hypermargin.heads.look import lengths
 from hypermargin.heads.reading import read_one
 from hypermargin.margins import ArcFace, Combined, CosFace, NoMargin, SphereFace
@@ -481,12 +482,9 @@ def test_names():
 def test_shards_join_to_the_whole(world, classes):
     head = whole(classes)
     parts = heads.split(head, world)
-    ranges = [heads.shard_range(classes, rank, world) for rank in range(world)]
-    assert [k for of in ranges for k in of] == list(range(classes))
-    # insightface's PartialFC_V2, as it is written there
-    assert [len(of) for of in ranges] == [classes // world + int(r < classes % world) for r in range(world)]
-    assert [of.start for of in ranges] == [classes // world * r + min(r, classes % world) for r in range(world)]
-    assert [part.classes for part in parts] == [len(of) for of in ranges]
+    # as DTensor's Shard(0), and so torch.chunk, which leaves out the empty ones
+    chunks = [len(chunk) for chunk in head.weight.chunk(world)]
+    assert [part.classes for part in parts] == chunks + [0] * (world - len(chunks))
     joined = heads.join(parts)
     assert same(rows(joined), rows(head))
     assert str(joined) == str(head)
@@ -496,6 +494,28 @@ def test_shards_join_to_the_whole(world, classes):
     assert same(rows(joined), rows(head))
     weights = heads.weights_of(head)
     assert torch.equal(heads.join(heads.split(weights, world)).weight, head.weight)
+
+
+@pytest.mark.parametrize(("classes", "world"), [(5, 1), (7, 3), (12, 5), (9, 4)])
+def test_insightface_cuts_its_own_way(classes, world):
+    """As it is written in PartialFC_V2; our own slices are others."""
+    ranges = [insightface_range(classes, rank, world) for rank in range(world)]
+    assert [k for of in ranges for k in of] == list(range(classes))
+    assert [len(of) for of in ranges] == [classes // world + int(r < classes % world) for r in range(world)]
+    assert [of.start for of in ranges] == [classes // world * r + min(r, classes % world) for r in range(world)]
+    assert not hasattr(heads, "shard_range")
+
+
+def test_a_slice_without_classes(tmp_path):
+    """Of 5 classes in four slices of 2 the last is empty: it can be joined, but not written."""
+    parts = heads.split(heads.weights_of(whole(5)), 4)
+    assert [part.classes for part in parts] == [2, 2, 1, 0]
+    with pytest.raises(ValueError, match=r"target holds no class, so there is nothing to write"):
+        heads.write(parts[3], tmp_path / "part.pt")
+    # A rank of a sharded head says which classes it holds, so that its file is missed when it is not there.
+    rest = {"scale": torch.tensor(8.0), "classes_held": torch.tensor([5, 5, 5, 3, 4])}
+    heads.write(heads.Weights(torch.empty(0, D), rest=rest), tmp_path / "rank.safetensors")
+    assert read_one(tmp_path / "rank.safetensors").classes == 0
 
 
 def test_only_parts_of_one_head_are_joined():
@@ -523,8 +543,6 @@ def test_only_parts_of_one_head_are_joined():
     with pytest.raises(ValueError, match=r"part 1 has scale 16.0, the first 8.0"):
         heads.join([heads.Weights(torch.ones(2, 2), rest={"scale": torch.tensor(s)}) for s in (8.0, 16.0)])
     assert heads.join(part for part in heads.split(whole(), 3)).classes == C
-    with pytest.raises(ValueError, match=r"rank must lie in \[0, 3\); got 3"):
-        heads.shard_range(7, 3, 3)
     piece = whole()
     piece.classes = 20
     with pytest.raises(ValueError, match="head is sharded and holds 7 of 20 classes"):
@@ -545,7 +563,7 @@ def test_sampling_knows_the_new_classes():
     assert torch.equal(head(x, y), made(x, y))
     assert head.part == made.part
     steps(head, optimizer)
-    assert [part.part.stop for part in heads.split(head, 4)] == [7, 7, 6, 6]
+    assert [part.part.stop for part in heads.split(head, 4)] == [7, 7, 7, 5]
 
 
 def test_slices_of_a_sharded_head_join(tmp_path):
@@ -679,7 +697,7 @@ def test_state_goes_where_it_belongs():
 def test_insightface_computes_the_same(tmp_path):
     """PartialFC_V2 and CombinedMarginLoss as their forward reads, on three shards put side by side."""
     torch.manual_seed(0)
-    shards = [torch.randn(len(heads.shard_range(10, rank, 3)), D, requires_grad=True) for rank in range(3)]
+    shards = [torch.randn(len(insightface_range(10, rank, 3)), D, requires_grad=True) for rank in range(3)]
     for rank, weight in enumerate(shards):
         torch.save({"weight": weight.detach()}, tmp_path / f"softmax_fc_gpu_{rank}.pt")
     settings = {"m": 0.5, "scale": 64.0, "beyond": "none", "gradient": "straight"}
@@ -702,10 +720,11 @@ def test_insightface_computes_the_same(tmp_path):
     torch.testing.assert_close(head.weight.grad, torch.cat([w.grad for w in shards]), rtol=1e-4, atol=1e-5)
     (tmp_path / "back").mkdir()
     heads.write(head, tmp_path / "back", format="insightface", shards=4)
-    for rank, rows_of_rank in enumerate(heads.split(heads.weights_of(head), 4)):
-        module = nn.Linear(D, rows_of_rank.classes, bias=False)  # theirs has the same one parameter
+    for rank in range(4):
+        of = insightface_range(10, rank, 4)
+        module = nn.Linear(D, len(of), bias=False)  # theirs has the same one parameter
         module.load_state_dict(torch.load(tmp_path / "back" / f"softmax_fc_gpu_{rank}.pt", weights_only=True))
-        assert torch.equal(module.weight, rows_of_rank.weight)
+        assert torch.equal(module.weight, head.weight[of.start : of.stop])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -835,9 +854,9 @@ def test_a_head_comes_back_from_its_file(tmp_path):
 
 
 def test_what_others_write(tmp_path):
-    """Files as their libraries write them, by the code in the sources named in life/reading.py."""
+    """Files as their libraries write them, by the code in the sources named in heads/insightface.py."""
     W = torch.randn(10, D)
-    ranges = [heads.shard_range(10, r, 3) for r in range(3)]
+    ranges = [insightface_range(10, r, 3) for r in range(3)]
 
     def shards(folder, pattern, content):
         (tmp_path / folder).mkdir()

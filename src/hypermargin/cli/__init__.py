@@ -1,4 +1,4 @@
-"""The command line: one file a command.
+"""The command line: one file per command.
 
 A command is a function with `@app.command()`, or one whose flags are made by `_flags.py`. It imports what it needs
 inside where it can, and does its work within `plain_errors()`, so that bad input ends in one line and exit code 2.
@@ -35,7 +35,7 @@ from hypermargin.cli._app import app
 
 
 def main() -> None:
-    """The console script: usage errors in one line, exit code 2, no traceback."""
+    """Run the console script: usage errors in one line, exit code 2, no traceback."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # θ and ≥ must not end a run on an ASCII terminal
     if isinstance(sys.stderr, io.TextIOWrapper):

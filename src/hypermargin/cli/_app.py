@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
 from typing import Annotated
 
 import typer
+
+from hypermargin.version import __version__
 
 app = typer.Typer(
     name="hypermargin",
@@ -34,11 +35,11 @@ def plain_errors() -> Iterator[None]:
 
 @contextmanager
 def progress() -> Iterator[Callable[[int, int], None]]:
-    """A bar in a terminal, a line every tenth elsewhere."""
+    """Show a bar in a terminal, a line every tenth elsewhere."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-    from hypermargin.training.monitor import say
+    from hypermargin.common.text import say
 
     console = Console(stderr=True)
     if not console.is_terminal:
@@ -59,7 +60,7 @@ def progress() -> Iterator[Callable[[int, int], None]]:
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"hypermargin {version('hypermargin')}")
+        typer.echo(f"hypermargin {__version__}")
         raise typer.Exit
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from hypermargin.cli._tables import Section
+from hypermargin.common.text import say
 from hypermargin.data import Feed, Pairs
 from hypermargin.evaluate import Thresholds, Verification, evaluate, from_scores, kfold, operating
 from hypermargin.evaluate.files import Scored
@@ -17,7 +18,6 @@ from hypermargin.evaluate.pairs import Values
 from hypermargin.evaluate.report import SAME_LENGTH, verification_dict, verification_rows
 from hypermargin.training import Trained
 from hypermargin.training.evaluation import Parts, classify, features_of, kept_promises, margin_of, score_pairs
-from hypermargin.training.monitor import say
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Findings:
     unit: str = "cosine"
 
     def add_part(self, parts: Parts, part: str, known: Thresholds | None) -> None:
-        """A part of a run's data; of classes that the head knows also what it takes them for."""
+        """Add a part of a run's data; for classes that the head knows also what it takes them for."""
         all_rows, rows = getattr(parts.split, part), parts.rows(part)
         if len(rows) < len(all_rows):
             say(f"of the {part} part's {len(all_rows):,} samples {len(rows):,} are taken, in whole identities")
@@ -71,7 +71,7 @@ class Findings:
         self.sections.append(Section("classification", (), lines))
 
     def _add_training(self, parts: Parts) -> None:
-        """Did training do what it promised, to the samples it was done with?"""
+        """Add whether training did what it promised to the samples it was done with."""
         found = kept_promises(parts)
         near, norms = found.prototypes, found.norms
         assert near is not None  # they were given
@@ -100,7 +100,7 @@ class Findings:
     def add_samples(
         self, features: Values, labels: Values, known: Thresholds | None, what: str, **options: Any
     ) -> None:
-        """Everything about labelled features, at `known` thresholds or at their own; `options` as in `evaluate`."""
+        """Add all about labelled features, at `known` thresholds or their own; `options` as in `evaluate`."""
         result = evaluate(features, labels, confidence=self.confidence, **options)
         v, g = result.verification, result.geometry
         own = Thresholds(
@@ -131,7 +131,7 @@ class Findings:
             self.sections.append(Section(title, columns, [point.cells() for point in points]))
 
     def add_pairs(self, name: str, pairs: Pairs, trained: Trained) -> None:
-        """Pairs of images; whose they are is not in the file, so intervals are over pairs."""
+        """Add pairs of images; whose they are is not in the file, so intervals are over pairs."""
         feed = Feed(pairs.samples, trained.head.weight.device, on_bad=trained.config.on_bad)
         features, read = features_of(trained, feed, np.arange(len(pairs.samples)))
         scores, same, fold = score_pairs(pairs, features, read)
@@ -141,7 +141,7 @@ class Findings:
             say(f"left out: {bad}")
 
     def add_scores(self, given: Scored) -> None:
-        """Somebody's scores, of whatever unit."""
+        """Add somebody's scores, of whatever unit."""
         self.unit = "score"
         found = from_scores(given.scores, given.same, identities=given.identities, confidence=self.confidence)
         whose = "identities" if given.identities else "pairs"

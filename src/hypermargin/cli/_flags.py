@@ -12,7 +12,7 @@ import typer
 
 
 def flag(name: str, kind: Any, words: str, default: Any = None, *, spelt: str = "") -> inspect.Parameter:
-    """A flag of a command, spelt --like-this; what is not given is None."""
+    """Make a flag of a command, spelt --like-this; what is not given is None."""
     option = typer.Option(spelt or "--" + name.replace("_", "-"), help=words, show_default=False)
     keyword = inspect.Parameter.KEYWORD_ONLY
     return inspect.Parameter(name, keyword, default=default, annotation=Annotated[kind, option])
@@ -21,7 +21,7 @@ def flag(name: str, kind: Any, words: str, default: Any = None, *, spelt: str = 
 def add_command(
     app: typer.Typer, name: str, about: str, work: Callable[..., None], flags: list[inspect.Parameter]
 ) -> None:
-    """`app NAME --flags…` calls `work` with them."""
+    """Let `app NAME --flags…` call `work` with the flags."""
 
     def command(**given: Any) -> None:
         work(**given)
@@ -33,7 +33,7 @@ def add_command(
 
 
 def setting_flags() -> list[inspect.Parameter]:
-    """A flag for each setting of `training.Config`."""
+    """Make a flag for each setting of `training.Config`."""
     from hypermargin.training.config import KINDS, Config
 
     found = []
@@ -58,8 +58,9 @@ def setting_flags() -> list[inspect.Parameter]:
 
 
 def given_settings(config: Path | None, flags: dict[str, Any]) -> dict[str, Any]:
-    """Settings from the TOML file, then from the flags that were given."""
-    from hypermargin.training.config import assignment, read_toml
+    """Read settings from the TOML file, then from the flags that were given."""
+    from hypermargin.common.text import parse_assignment
+    from hypermargin.training.config import read_toml
 
     given = read_toml(config) if config else {}
     for name, value in flags.items():
@@ -67,6 +68,6 @@ def given_settings(config: Path | None, flags: dict[str, Any]) -> dict[str, Any]
             continue
         if name in ("set", "model_set"):
             option = "--" + name.replace("_", "-")
-            value = {**given.get(name, {}), **dict(assignment(text, option) for text in value)}
+            value = {**given.get(name, {}), **dict(parse_assignment(text, option) for text in value)}
         given[name] = value
     return given

@@ -42,7 +42,7 @@ class Shared(NamedTuple):
 
 
 def with_shared(work: Callable[..., None]) -> Callable[..., None]:
-    """A command with the flags of `work` and of `Shared`, which it gets as one; complaints take one line."""
+    """Make a command with the flags of `work` and of `Shared`, which it gets as one; complaints take one line."""
 
     @functools.wraps(work)
     def command(**given: Any) -> None:
@@ -63,7 +63,7 @@ def with_shared(work: Callable[..., None]) -> Callable[..., None]:
 
 @contextmanager
 def complaints() -> Iterator[None]:
-    """Files that cannot be read or written, and packages that are missing, are complaints about input too."""
+    """Treat files that cannot be read or written, and missing packages, as complaints about input too."""
     with plain_errors():
         try:
             yield
@@ -72,15 +72,15 @@ def complaints() -> Iterator[None]:
 
 
 def read(files: list[Path], shared: Shared) -> Weights:
-    """What the command works on."""
+    """Read what the command works on."""
     from hypermargin import heads
 
     return heads.read(files, prefix=shared.prefix, classes=shared.classes)
 
 
 def finish(weights: Weights, before: int, ids: Tensor, out: Path, ids_out: Path | None, shared: Shared) -> None:
-    """The end of resize and merge."""
-    from hypermargin.deploy.formats import free_path
+    """Write what resize and merge changed, and the new ids."""
+    from hypermargin.files import free_path
 
     if ids_out is not None:
         free_path("--ids-out", ids_out, (".csv",), shared.force)
@@ -126,7 +126,7 @@ def put(
 
 @contextmanager
 def writing_ids(path: Path, ids: Tensor) -> Iterator[None]:
-    """Lines of old,new; −1: removed. Complete at the beginning, in place once what goes with them is."""
+    """Write lines of old,new; −1: removed. Complete at the beginning, in place once what goes with them is."""
     from hypermargin.files import replacing
 
     with replacing(path) as temporary:
@@ -141,7 +141,7 @@ def writing_ids(path: Path, ids: Tensor) -> Iterator[None]:
 
 
 def read_ids(name: str, text: str) -> list[int]:
-    """`3,5,8-12`, or a file of such, in lines or with commas."""
+    """Read `3,5,8-12`, or a file of such, in lines or with commas."""
     if re.fullmatch(r"[\d\s,-]+", text):
         return [k for word in text.split(",") for k in _range(name, word.strip())]
     if not os.path.exists(text):  # Path.exists fails on a name that is too long
@@ -153,12 +153,12 @@ def read_ids(name: str, text: str) -> list[int]:
 
 
 def read_groups(path: Path) -> list[list[int]]:
-    """One group of ids a line."""
+    """Read one group of ids per line."""
     return [[k for word in words for k in _range(line, word)] for line, words in _lines(path)]
 
 
 def read_map(path: Path) -> dict[int, int]:
-    """Lines of old,new; a heading is passed over."""
+    """Read lines of old,new; a heading is passed over."""
     found: dict[int, int] = {}
     for line, words in _lines(path):
         if not found and words == ["old", "new"]:
@@ -175,33 +175,32 @@ def read_map(path: Path) -> dict[int, int]:
 
 
 def read_embeddings(embeddings: Path, labels: Path) -> tuple[Tensor, Tensor]:
-    """Two .npy files."""
+    """Read embeddings and labels from two .npy files."""
     import torch
 
-    from hypermargin.evaluate.files import Embedded
-    from hypermargin.evaluate.files import read as read_arrays
+    from hypermargin.evaluate import files
 
-    found = read_arrays(embeddings, labels)
-    assert isinstance(found, Embedded)
+    found = files.read(embeddings, labels)
+    assert isinstance(found, files.Embedded)
     if found.labels.dtype.kind not in "iu":
         raise ValueError(f"{labels}: labels must be whole numbers; got {found.labels.dtype}.")
     return torch.from_numpy(found.features), torch.from_numpy(found.labels.astype("int64"))
 
 
 def read_counts(path: Path) -> Tensor:
-    """One number a class, .npy."""
+    """Read one number per class from a .npy file."""
     import torch
 
-    from hypermargin.evaluate.files import _load
+    from hypermargin.common.tensor_files import read_arrays
 
-    found = _load(path)
+    found = read_arrays(path)
     if isinstance(found, dict) or found.dtype.kind not in "iuf" or found.ndim != 1:
         raise ValueError(f"{path}: expected a .npy file with one number a class.")
     return torch.from_numpy(found.astype("float64"))
 
 
 def read_numbers(name: str, text: str | None) -> float | list[float] | None:
-    """`0.5`, or `1,0.3,0.2`."""
+    """Read `0.5`, or `1,0.3,0.2`."""
     if text is None:
         return None
     try:
@@ -212,7 +211,7 @@ def read_numbers(name: str, text: str | None) -> float | list[float] | None:
 
 
 def _lines(path: Path) -> Iterator[tuple[str, list[str]]]:
-    """Where and what, of every line that is not empty."""
+    """Yield the place and the text of every line that is not empty."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
@@ -236,21 +235,21 @@ def _range(where: str, word: str) -> range:
 
 
 def say(name: str, text: str) -> None:
-    """One line."""
+    """Print one line."""
     typer.echo(f"{name:<12} {text}")
 
 
 def listed(numbers: list[int]) -> str:
-    """The first twenty."""
+    """List the first twenty."""
     return ", ".join(map(str, numbers[:20])) + (", …" if len(numbers) > 20 else "")
 
 
 def rows_of(ids: Tensor) -> str:
-    """How many, and which."""
+    """Say how many classes, and which."""
     return f"{len(ids):,}: {listed(ids.tolist())}" if len(ids) else "none"
 
 
 def table(title: str, pairs: list[Pair]) -> Section:
-    """Pairs of classes, to be shown."""
+    """Lay out pairs of classes as a table."""
     rows = [(str(pair.first), str(pair.second), f"{pair.cosine:.4f}") for pair in pairs]
     return Section(title, ("class", "class", "cosine"), rows)

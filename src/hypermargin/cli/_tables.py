@@ -20,7 +20,7 @@ class Section(NamedTuple):
 
 
 def show(sections: Sequence[Section]) -> None:
-    """All of them on stdout."""
+    """Print all sections on stdout."""
     console = Console(highlight=False)
     for section in sections:
         if console.is_terminal:

@@ -66,7 +66,7 @@ def advise(
 
 
 def _margin(name: str, m: float) -> Margin:
-    """The registered margin with this m."""
+    """Return the registered margin with this m."""
     from hypermargin import margins
 
     kind = margins.get(name)
@@ -86,7 +86,7 @@ def _angle(theta: float) -> str:
 
 
 def _bullet(text: str) -> Table:
-    """A paragraph with a hanging indent, wrapped to the console's width."""
+    """Print a paragraph with a hanging indent, wrapped to the console's width."""
     grid = Table.grid(padding=(0, 1))
     grid.add_row("-", Text(text))
     return grid

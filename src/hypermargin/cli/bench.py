@@ -158,7 +158,7 @@ def ranks(
     rounds: Annotated[int, typer.Option(help="Interleaved rounds to time.")] = 7,
     out: Annotated[Path | None, typer.Option(help="A folder for the JSON and the Markdown.")] = None,
 ) -> None:
-    """A training step with the classes on several processes (gloo, CPU): time, CPU time, messages, memory a rank.
+    """A training step with the classes on several processes (gloo, CPU): time, CPU time, messages, memory per rank.
 
     \b
     Examples:
@@ -217,7 +217,7 @@ def shallow(
 
 @contextmanager
 def _saying() -> Iterator[Callable[[str], None]]:
-    """What is being done: one changing line in a terminal, else line after line; on stderr."""
+    """Say what is being done: one changing line in a terminal, else line after line; on stderr."""
     console = Console(stderr=True, highlight=False)
     with console.status("") as status:
 

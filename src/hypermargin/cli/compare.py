@@ -40,7 +40,7 @@ def run(
     resume: bool,
     **flags: Any,
 ) -> None:
-    """What the command does with its flags; those not given are None or empty."""
+    """Run the command with its flags; those not given are None or empty."""
     from hypermargin.compare import compare
     from hypermargin.compare.plan import HEADS, Plan
     from hypermargin.compare.pool import shown
@@ -76,7 +76,7 @@ def run(
 
 
 def _sections(found: Comparison) -> list[Section]:
-    """The table, and what failed."""
+    """Lay out the table, and what failed."""
     from hypermargin.compare.numbers import MEASURES
 
     measures = [measure for measure in MEASURES if measure.key in found.table]

@@ -31,10 +31,10 @@ def data(
       hypermargin data photos/ --check --on-bad skip
       hypermargin data faces/train.rec --size 112 --out faces.npz
     """
+    from hypermargin.common.text import say
     from hypermargin.data import decode_once, open_data
     from hypermargin.data.describe import montage, save_npz, summary
     from hypermargin.files import replacing
-    from hypermargin.training.monitor import say
 
     with plain_errors():
         if out is not None and out.suffix != ".npz":

@@ -32,12 +32,12 @@ def embed(
       hypermargin embed runs/first face.jpg -o face.npy
       hypermargin embed first.onnx photos/ -o photos.npz --on-bad skip
     """
+    from hypermargin.common.text import say
     from hypermargin.deploy import embed as compute
     from hypermargin.deploy import open_model
     from hypermargin.deploy.embedding import ENDINGS
-    from hypermargin.deploy.formats import free_path
+    from hypermargin.files import free_path
     from hypermargin.training import RunError
-    from hypermargin.training.monitor import say
 
     options: Any = {"which": which, "device": device, "trust": trust}
     with plain_errors():

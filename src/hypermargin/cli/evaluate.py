@@ -42,7 +42,7 @@ def evaluate(
       hypermargin evaluate scores.npz --confidence 0.99
     """
     from hypermargin.cli._findings import Findings
-    from hypermargin.deploy.metadata import now, versions
+    from hypermargin.common.environment import now, versions
     from hypermargin.training import RunError
 
     found = Findings(confidence or None)
@@ -82,13 +82,13 @@ def _run(
     found: Findings, folder: Path, part: str, pairs: list[str], images: Path | None, data: str | None,
     most: int, device: str, trust: bool,
 ) -> None:  # fmt: skip
-    """A part of the run's own data, or all of other data; and pairs."""
+    """Evaluate a part of the run's own data, or all of other data; and pairs."""
     from hypermargin import checks
-    from hypermargin.deploy.model import find_device
+    from hypermargin.common.environment import find_device
+    from hypermargin.common.text import say
     from hypermargin.evaluate import Thresholds
     from hypermargin.training import load
     from hypermargin.training.evaluation import MOST, PARTS, choose_thresholds, open_parts, read_pairs
-    from hypermargin.training.monitor import say
 
     checks.one_of("--part", part, PARTS)
     if images is not None and not images.is_dir():
@@ -118,13 +118,13 @@ def _run(
 
 
 def _other_data(trained: Trained, data: str, most: int, progress: Any) -> tuple[Any, Any]:
-    """Features and identities of whatever can be read."""
+    """Return features and identities of whatever can be read."""
     import numpy as np
     import torch
 
+    from hypermargin.common.text import say
     from hypermargin.data import at_most
     from hypermargin.deploy import embed, open_model
-    from hypermargin.training.monitor import say
 
     found = embed(open_model(trained), data, on_bad=trained.config.on_bad, raw=True, say=say, progress=progress)
     for bad in found.bad:
@@ -137,12 +137,12 @@ def _other_data(trained: Trained, data: str, most: int, progress: Any) -> tuple[
 
 
 def _files(found: Findings, source: Path, labels: Path | None, most: int, device: str) -> None:
-    """Embeddings with labels, or scores."""
+    """Evaluate embeddings with labels, or scores, from files."""
     import numpy as np
     import torch
 
+    from hypermargin.common.environment import find_device
     from hypermargin.data import at_most
-    from hypermargin.deploy.model import find_device
     from hypermargin.evaluate.files import Scored, read
 
     arrays = read(source, labels)
@@ -157,7 +157,7 @@ def _files(found: Findings, source: Path, labels: Path | None, most: int, device
 
 
 def _write(out: Path, found: Findings, about: dict[str, Any]) -> list[str]:
-    """evaluation.json, the curve, and pictures if matplotlib is there; their names."""
+    """Write evaluation.json, the curve, and pictures if matplotlib is there; return their names."""
     from hypermargin.evaluate.files import write_curve
     from hypermargin.evaluate.report import plain
     from hypermargin.files import write_text

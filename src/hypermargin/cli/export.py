@@ -32,10 +32,10 @@ def export(
       hypermargin export runs/first --format torch --dtype float16
       hypermargin export runs/first --format safetensors
     """
+    from hypermargin.common.text import say
     from hypermargin.deploy.formats import ENDINGS
     from hypermargin.deploy.formats import export as write
     from hypermargin.training import RunError
-    from hypermargin.training.monitor import say
 
     options: Any = {"format": format, "dtype": dtype, "which": which}
     with plain_errors():

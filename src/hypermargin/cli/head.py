@@ -91,7 +91,7 @@ def info(
 
 
 def _first(part: Weights) -> int:
-    """The first class of a slice that says what it is."""
+    """Return the first class of a slice that says what it is."""
     held = part.rest.get("classes_held")
     return 0 if held is None else int(held[0])
 

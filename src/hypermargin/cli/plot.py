@@ -70,7 +70,7 @@ def _written(out: Path, write: Callable[[Path], Any]) -> None:
 
 
 def _add(picture: Picture) -> None:
-    """A command for a picture."""
+    """Make a command for a picture."""
     from hypermargin.plots.style import ENDINGS
 
     endings = (*ENDINGS, "gif", "html") if picture.name == "features" else ENDINGS

@@ -35,7 +35,7 @@ Examples:
 
 
 def run(config: Path | None, out: Path | None, resume: bool, quiet: bool, **flags: Any) -> None:
-    """What the command does with its flags; those not given are None or empty."""
+    """Run the command with its flags; those not given are None or empty."""
     from hypermargin.training import DivergedError, Interrupted, RunError, train
     from hypermargin.training.config import from_dict, read_toml, resumed
     from hypermargin.training.monitor import words
@@ -74,7 +74,7 @@ def run(config: Path | None, out: Path | None, resume: bool, quiet: bool, **flag
 
 
 def _new_folder(settings: Config) -> Path:
-    """runs/data-head, with a number if that is taken."""
+    """Return runs/data-head, with a number if that is taken."""
     name = f"{Path(settings.data.replace(':', '-')).stem}-{settings.head}"
     taken = [p.name for p in Path("runs").glob("*")]
     names = [name, *(f"{name}-{k}" for k in range(2, len(taken) + 3))]

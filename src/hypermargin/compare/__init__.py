@@ -7,10 +7,13 @@ pool        several of them at a time
 measure     what is kept of a run
 numbers     the table, and which differences exceed the noise
 reading     the table in plain words
-comparison  all of it, from the plan to the report
+results     all of that in one object
+report      all of that in one HTML file
+comparison  from the plan to the report
 """
 
-from hypermargin.compare.comparison import Comparison, compare
+from hypermargin.compare.comparison import compare
 from hypermargin.compare.plan import HEADS, Plan
+from hypermargin.compare.results import Comparison
 
 __all__ = ["HEADS", "Comparison", "Plan", "compare"]

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from hypermargin.common.environment import find_device
 from hypermargin.data.base import Rows
-from hypermargin.deploy.model import find_device
 from hypermargin.evaluate import evaluate, thin
 from hypermargin.evaluate.pairs import samples
 from hypermargin.evaluate.prototypes import prototypes_of
@@ -39,7 +39,7 @@ Arrays = dict[str, Any]
 
 
 def measure(folder: Path, *, plane: bool, spent: Numbers) -> None:
-    """Of a finished run: what the table shows, or what the picture in the plane does; `spent` is what it took."""
+    """Measure a finished run for the table, or for the picture if in the `plane`; `spent` is what it took."""
     # trust: the code that the settings name has just been imported to train with.
     trained = load(folder, device=find_device("auto"), trust=True)
     parts = open_parts(folder, trained)
@@ -67,12 +67,12 @@ def measure(folder: Path, *, plane: bool, spent: Numbers) -> None:
 
 
 def _sizes(labels: Rows, rows: Rows) -> list[int]:
-    """Samples and identities of a part."""
+    """Count the samples and identities of a part."""
     return [len(rows), len(np.unique(labels[rows]))]
 
 
 def _table(parts: Parts) -> tuple[Numbers, Arrays]:
-    """Of the test part: verification, identification, angles; of the training part: was the margin met?"""
+    """Measure verification, identification and angles on the test part, and whether training met the margin."""
     head = parts.trained.head
     features, labels = parts.compared("test")
     found = evaluate(features, labels, confidence=None)
@@ -113,7 +113,7 @@ def _table(parts: Parts) -> tuple[Numbers, Arrays]:
 
 
 def trained_margin(head: MarginHead) -> Margin | None:
-    """ψ as it is after the last step, λ included; None where no margin of ours is that ψ."""
+    """Return ψ as it is after the last step, λ included; None where no margin of ours is that ψ."""
     margin, now = margin_of(head), head.current_adjustment()
     if margin is None or now.strength < 1:
         return None
@@ -123,7 +123,7 @@ def trained_margin(head: MarginHead) -> Margin | None:
 
 
 def _met(parts: Parts, margin: Margin) -> float | None:
-    """The share of training samples that meet the margin."""
+    """Return the share of training samples that meet the margin."""
     features, rows = parts.features("train")
     head = parts.trained.head
     weight = head.weight.detach()
@@ -133,7 +133,7 @@ def _met(parts: Parts, margin: Margin) -> float | None:
 
 
 def _plane(folder: Path, parts: Parts) -> tuple[Numbers, Arrays]:
-    """Features of the test part at every checkpoint, some hundred of them."""
+    """Keep features of the test part at every checkpoint, some hundred of them."""
     frames = snapshots(folder, part="test", trust=True)
     rows = np.random.default_rng(0).permutation(len(frames[0].labels))[:MOST_DOTS]
     arrays = {

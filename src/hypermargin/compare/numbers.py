@@ -56,14 +56,14 @@ class Cell:
     mark: str = ""
 
     def text(self, measure: Measure, *, unit: bool = True) -> str:
-        """2.41 ± 0.08 %."""
+        """Write the cell as 2.41 ± 0.08 %."""
         mean = f"{measure.factor * self.mean:,.{measure.digits}f}"
         spread = "" if self.spread is None else f" ± {measure.factor * self.spread:,.{measure.digits}f}"
         return f"{mean}{spread}" + (f"{'' if measure.unit == '°' else ' '}{measure.unit}" if unit else "")
 
 
 def chance(better: Mapping[int, float], worse: Mapping[int, float]) -> float | None:
-    """How often equal heads would differ so much, in either direction; None: fewer than three seeds in common.
+    """Return how often equal heads would differ so much, either way; None with fewer than three seeds in common.
 
     Seeds are the same for both heads (split, initial weights, order of batches), so the differences d_i are taken
     seed by seed, and t = mean(d)·√n/sd(d) is judged by Student's distribution with n − 1 degrees of freedom. If all
@@ -80,7 +80,7 @@ def chance(better: Mapping[int, float], worse: Mapping[int, float]) -> float | N
 
 
 def two_sided(t: float, freedom: int) -> float:
-    """P(|T| > |t|) of Student's T with whole degrees of freedom ν: a finite sum in φ = atan(|t|/√ν)."""
+    """Return P(|T| > |t|) of Student's T with whole degrees of freedom ν: a finite sum in φ = atan(|t|/√ν)."""
     phi = math.atan(abs(t) / math.sqrt(freedom))
     odd = freedom % 2
     term, total = (math.cos(phi), 0.0) if odd else (1.0, 0.0)
@@ -92,7 +92,7 @@ def two_sided(t: float, freedom: int) -> float:
 
 
 def column(measure: Measure, by_head: Mapping[str, Mapping[int, float]]) -> dict[str, Cell]:
-    """The cells of a measure, judged. A head with failed runs is judged on the seeds it has.
+    """Judge the cells of a measure. A head with failed runs is judged on the seeds it has.
 
     Any two of k heads may be the ones compared, so a comparison may be chance in 5 % over k(k − 1)/2 (Bonferroni):
     of equal heads, one column in twenty at most calls any of them behind.
@@ -118,7 +118,7 @@ def column(measure: Measure, by_head: Mapping[str, Mapping[int, float]]) -> dict
 
 
 def _ahead(measure: Measure, one: Mapping[int, float], other: Mapping[int, float]) -> bool:
-    """On the seeds that both have: a mean over other seeds may be the better for them."""
+    """Compare the means on the seeds that both have: a mean over other seeds may be the better for them."""
     return sum(measure.better * (one[seed] - other[seed]) for seed in one.keys() & other.keys()) > 0
 
 
@@ -127,7 +127,7 @@ def _spread(values: Sequence[float]) -> float | None:
 
 
 def table(measured: Mapping[str, Mapping[int, Mapping[str, float]]]) -> dict[str, dict[str, Cell]]:
-    """By measure's key, then head, from the measures of every head and seed. Measures nobody has are left out."""
+    """Make the table, by measure's key, then head, of every head and seed. Measures nobody has are left out."""
     found = {}
     for measure in MEASURES:
         by_head = {

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from hypermargin import checks
+from hypermargin.common.text import parse_call
 from hypermargin.family import create_head, list_heads
 from hypermargin.files import write_text
 from hypermargin.plots.snapshots import DIGITS, FLAT
 from hypermargin.training import RunError
-from hypermargin.training.config import Config, call, from_dict
+from hypermargin.training.config import Config, from_dict
 from hypermargin.training.run import read_json
 
 HEADS = ("softmax", "normface", "a-softmax", "cosface", "arcface")
@@ -34,13 +35,13 @@ class Run:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The name of the run for people."""
         return f"{self.head} in the plane" if self.plane else f"{self.head}, seed {self.seed}"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """`settings` are training.Config's, without the head's; `plane` the epochs of the runs in two dimensions."""
+    """What to compare: `settings` of a training.Config without the head's; `plane`, epochs in two dimensions."""
 
     settings: dict[str, Any]
     heads: tuple[str, ...] = HEADS
@@ -59,7 +60,7 @@ class Plan:
                     "theirs are given as --head arcface:m=0.3,scale=16, seeds as --seeds 3."
                 )
         for head in self.heads:
-            name, overrides = call(head, "--head")
+            name, overrides = parse_call(head, "--head")
             create_head(name, 2, 2, **overrides)  # an error in it should come now, not from every run
         slugs = [slug(head) for head in self.heads]
         for head, name in zip(self.heads, slugs, strict=True):
@@ -68,7 +69,7 @@ class Plan:
         from_dict(self.settings, "settings")
 
     def runs(self, out: Path) -> list[Run]:
-        """Every seed of every head; one seed of all heads first, so that something can be seen early."""
+        """List every seed of every head; one seed of all heads first, so that something can be seen early."""
         base = {"tensorboard": False, **self.settings}
         return [
             Run(head, seed, out / "runs" / f"{slug(head)}-seed{seed}", _config(base, head, seed))
@@ -77,7 +78,7 @@ class Plan:
         ]
 
     def plane_runs(self, out: Path) -> list[Run]:
-        """One run of each head in two dimensions: on the ten classes kept in plane/data.npz, or on digits."""
+        """List one run of each head in two dimensions: on the ten classes kept in plane/data.npz, or on digits."""
         own = (out / "plane" / "data.npz").resolve()  # a run may be resumed from elsewhere
         if not self.plane or not (own.exists() or find_spec("sklearn")):  # the digits are scikit-learn's
             return []
@@ -90,12 +91,12 @@ class Plan:
         return [Run(head, 0, out / "plane" / slug(head), _config(base, head, 0), plane=True) for head in self.heads]
 
     def save(self, out: Path) -> None:
-        """As plan.json."""
+        """Write plan.json."""
         write_text(out / "plan.json", json.dumps({"format": 1, **dataclasses.asdict(self)}, indent=1))
 
     @classmethod
     def read(cls, out: Path) -> Plan:
-        """From plan.json."""
+        """Read plan.json."""
         saved = read_json(out / "plan.json")
         saved.pop("format", None)
         try:
@@ -106,7 +107,7 @@ class Plan:
     def grown(
         self, settings: dict[str, Any], heads: tuple[str, ...], seeds: int | None, plane: int | None = None
     ) -> Plan:
-        """The plan with more heads and seeds, and with runs in the plane if it had none.
+        """Return the plan with more heads and seeds, and with runs in the plane if it had none.
 
         Settings must be the same: runs that differ cannot be compared.
         """
@@ -130,10 +131,10 @@ class Plan:
 
 
 def _config(base: dict[str, Any], head: str, seed: int) -> Config:
-    name, overrides = call(head, "--head")
+    name, overrides = parse_call(head, "--head")
     return from_dict({**base, "head": name, "set": overrides, "seed": seed}, head)
 
 
 def slug(head: str) -> str:
-    """The name of a head's folders: arcface:m=0.3 is arcface-m-0.3."""
+    """Return the name of a head's folders: arcface:m=0.3 is arcface-m-0.3."""
     return re.sub(r"[^a-z0-9.]+", "-", head.lower()).strip("-")

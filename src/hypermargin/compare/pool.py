@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from hypermargin.common.text import say
 from hypermargin.compare.plan import Run
 from hypermargin.files import write_text
 from hypermargin.training import Interrupted, RunError
 from hypermargin.training.config import read_toml
-from hypermargin.training.monitor import say
 from hypermargin.training.process import stop_signals
 
 STEP = re.compile(r"step (\d+)/(\d+)\s+(.*)")
@@ -41,7 +41,7 @@ class Seen:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The name of the run for people."""
         return self.run.name
 
 
@@ -49,18 +49,18 @@ Watch = Callable[[Sequence[Seen], Seen], None]
 
 
 def is_done(folder: Path) -> bool:
-    """Trained and measured."""
+    """Tell whether a run is trained and measured."""
     return (folder / "measures.json").exists()
 
 
 def failure(folder: Path) -> str | None:
-    """Why a run failed, if it did."""
+    """Return why a run failed, if it did."""
     path = folder / "failed.json"
     return str(json.loads(path.read_text(encoding="utf-8"))["error"]) if path.exists() else None
 
 
 def work(runs: Sequence[Run], *, jobs: int, threads: int, watch: Watch) -> None:
-    """All runs that are not done yet, `jobs` at a time. A failed one is noted, and the others go on.
+    """Work on all runs that are not done yet, `jobs` at a time. A failed one is noted, and the others go on.
 
     Ctrl-C and SIGTERM stop all of them, saved, and raise Interrupted.
     """
@@ -103,7 +103,7 @@ def work(runs: Sequence[Run], *, jobs: int, threads: int, watch: Watch) -> None:
 
 @contextlib.contextmanager
 def _server(threads: int) -> Iterator[tuple[IO[str], queue.SimpleQueue[Any]]]:
-    """Where to order runs, and where their beginnings and ends are told; None when nothing more will be."""
+    """Start the server; yield where to order runs, and where their starts and ends are told (None: no more)."""
     process = subprocess.Popen(
         [sys.executable, "-m", "hypermargin.compare.server"],
         stdin=subprocess.PIPE,
@@ -145,7 +145,7 @@ def _prepare(each: Seen, threads: int) -> None:
 
 
 def _listen(each: Seen) -> bool:
-    """Read in what a run has said since, how far it is; False: nothing."""
+    """Read how far a run is from what it has said since; False if that is nothing."""
     try:
         with (each.run.folder / "output.txt").open("rb") as file:
             file.seek(each.read)
@@ -178,7 +178,7 @@ def _ended(each: Seen, code: int, *, asked: bool) -> str:
 
 @contextlib.contextmanager
 def shown() -> Iterator[Watch]:
-    """A bar for each run under way and one for all, in a terminal; a line a run elsewhere."""
+    """Show a bar for each run under way and one for all, in a terminal; one line per run elsewhere."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 

@@ -12,7 +12,7 @@ Table = Mapping[str, Mapping[str, Cell]]
 
 
 def reading(found: Table, failed: Mapping[str, str]) -> list[str]:
-    """Sentences, the most important first."""
+    """Write the table as sentences, the most important first."""
     said = []
     main = "accuracy" if "accuracy" in found else "eer"
     if main in found:
@@ -57,7 +57,7 @@ def _ranking(measure: Measure, cells: Mapping[str, Cell]) -> str:
 
 
 def _other(measure: Measure, cells: Mapping[str, Cell]) -> str:
-    """Of another measure only what is marked."""
+    """Say of another measure only what is marked."""
     best = next((head for head, cell in cells.items() if cell.mark == "best"), None)
     behind = [head for head in _order(measure, cells) if cells[head].mark == "behind"]
     if best is not None:
@@ -80,7 +80,7 @@ def _angles(found: Table) -> list[str]:
 
 
 def _range(measure: Measure, cells: Mapping[str, Cell]) -> str:
-    """29.2° (softmax) to 36.5° (cosface)."""
+    """Write a range as 29.2° (softmax) to 36.5° (cosface)."""
     order = sorted(cells, key=lambda head: cells[head].mean)
     low, high = (f"{measure.factor * cells[head].mean:,.{measure.digits}f}" for head in (order[0], order[-1]))
     unit = measure.unit if measure.unit == "°" else f" {measure.unit}"

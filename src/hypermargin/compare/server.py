@@ -1,6 +1,6 @@
 """A process that has imported everything, and forks one for each run: importing torch costs more than a short run.
 
-Started as `python -m hypermargin.compare.server`. It reads folders from stdin, one a line, as JSON, and says on
+Started as `python -m hypermargin.compare.server`. It reads folders from stdin, one per line, as JSON, and says on
 stdout when a run starts, {"folder", "pid"}, and when it ends, {"folder", "code"}. When stdin closes, however its
 other end came to an end, all runs are asked to save and stop, and it ends with the last of them.
 """
@@ -25,7 +25,7 @@ TICK = 0.05  # seconds between looks at the children
 
 
 def serve() -> None:
-    """Until stdin is closed and every run has ended. SIGTERM is taken as the end of stdin."""
+    """Serve until stdin is closed and every run has ended. SIGTERM is taken as the end of stdin."""
     importlib.import_module("torch._dynamo")  # as torch's optimizers do when first used: 1.5 s less for every run
     children: dict[int, str] = {}
     asked: list[int] = []
@@ -59,7 +59,7 @@ def serve() -> None:
 
 
 def _stop(children: dict[int, str]) -> None:
-    """They save and leave."""
+    """Ask all runs to save and leave."""
     for pid in children:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)

@@ -30,7 +30,7 @@ PATIENCE = 60  # seconds
 
 
 def work(folder: Path) -> int:
-    """Do what FOLDER/job.json says; the exit code."""
+    """Do what FOLDER/job.json says; return the exit code."""
     try:
         job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
         if not (folder / "result.json").exists():
@@ -54,7 +54,7 @@ def work(folder: Path) -> int:
 
 
 def _spent(folder: Path) -> dict[str, float]:
-    """By the sittings that ended by themselves or were asked to; one that was killed is not in it."""
+    """Return what was spent by all sittings but those that were killed."""
     path = folder / "spent.json"
     if not path.exists():
         return {"seconds": 0.0, "bytes": 0.0}
@@ -62,7 +62,7 @@ def _spent(folder: Path) -> dict[str, float]:
 
 
 def _wait_until_free(folder: Path) -> None:
-    """A run of a comparison that was killed may still be saving."""
+    """Wait for a run that may still be saving after its comparison was killed."""
     for _ in range(PATIENCE):
         try:
             with locked(folder):
@@ -72,7 +72,7 @@ def _wait_until_free(folder: Path) -> None:
 
 
 def _peak_bytes() -> int:
-    """The most memory this process has held: on the GPU if one was used, else all of it."""
+    """Return the most memory this process has held: on the GPU if one was used, else all of it."""
     if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
         return torch.cuda.max_memory_allocated()
     try:

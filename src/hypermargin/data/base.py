@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -14,7 +13,6 @@ Rows = NDArray[np.int64]
 
 TRAIN, VALIDATION, TEST, UNUSED = 0, 1, 2, -1
 UNREADABLE = "error", "skip"
-Say = Callable[[str], None]  # one line of explanation for whoever is watching
 
 
 class DataError(ValueError):

@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hypermargin import checks
-from hypermargin.data.base import TEST, TRAIN, UNREADABLE, UNUSED, VALIDATION, Bad, Data, DataError, Rows, Say
+from hypermargin.common.tensor_files import read_npz
+from hypermargin.common.text import Say
+from hypermargin.data.base import TEST, TRAIN, UNREADABLE, UNUSED, VALIDATION, Bad, Data, DataError, Rows
 from hypermargin.data.fonts import Face, FontError, draw, font_files, missing, open_faces
 from hypermargin.data.homoglyphs import SIDE, same_shapes
 from hypermargin.files import replacing
@@ -174,12 +176,10 @@ def _cache_folder() -> Path:
 
 def _load(file: Path, say: Say) -> Data | None:
     try:
-        with np.load(_cache_folder() / file, allow_pickle=False) as kept:
-            bad = [Bad(str(where), str(why)) for where, why in kept["bad"]]
-            classes = tuple(map(str, kept["classes"]))
-            return Data(
-                "glyphs", kept["samples"], kept["labels"], classes, kept["parts"], augment="affine", bad=bad
-            )
+        kept = read_npz(_cache_folder() / file)
+        bad = [Bad(str(where), str(why)) for where, why in kept["bad"]]
+        classes = tuple(map(str, kept["classes"]))
+        return Data("glyphs", kept["samples"], kept["labels"], classes, kept["parts"], augment="affine", bad=bad)
     except FileNotFoundError:
         return None
     except Exception as error:  # whatever is wrong with the file, it can be made again

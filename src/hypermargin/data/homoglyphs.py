@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from hypermargin.common.union_find import UnionFind
 from hypermargin.data.base import Rows
 
 SIDE = 28  # shapes are compared at this size, whatever the size of the samples
@@ -29,7 +30,7 @@ def same_shapes(shapes: NDArray[np.uint8], drawn: NDArray[np.bool_]) -> Rows:
     flat = cells.transpose(1, 0, 2).reshape(count, -1)
     there = drawn.T.astype(np.float32)
     squares = np.square(cells).sum(2).T
-    first = np.arange(count)
+    same = UnionFind()
     for start in range(0, count, BLOCK):
         rows = slice(start, start + BLOCK)
         shared = there[rows] @ there.T
@@ -41,16 +42,8 @@ def same_shapes(shapes: NDArray[np.uint8], drawn: NDArray[np.bool_]) -> Rows:
             both = drawn[face, a] & drawn[face, b]
             peak[both] += np.abs(pixels[face, a[both]] - pixels[face, b[both]]).max((1, 2), initial=0)
         for one, other in zip(*(x[peak < SAME * (drawn[:, a] & drawn[:, b]).sum(0)] for x in (a, b)), strict=True):
-            roots = sorted((_root(first, one), _root(first, other)))
-            first[roots[1]] = roots[0]
-    return np.array([_root(first, k) for k in range(count)], dtype=np.int64)
-
-
-def _root(first: Rows, k: int) -> int:
-    while first[k] != k:
-        first[k] = first[first[k]]
-        k = int(first[k])
-    return k
+            same.union(int(one), int(other))
+    return np.array([same.find(k) for k in range(count)], dtype=np.int64)
 
 
 def _blur(images: NDArray[np.uint8]) -> NDArray[np.float32]:

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from hypermargin import checks
-from hypermargin.data.base import UNREADABLE, Array, Bad, Data, DataError, Rows, Say, Source
+from hypermargin.common.text import Say
+from hypermargin.data.base import UNREADABLE, Array, Bad, Data, DataError, Rows, Source
 
 BLOCK = 256  # samples a worker decodes at a time
 

@@ -1,4 +1,4 @@
-"""What a trained network is used for: shipped as one file, turned into embeddings, asked whether two images match.
+"""Use a trained network: export it as one file, embed images with it, ask it whether two images match.
 
 export("runs/first", "first.onnx")                       raw samples in, unit embeddings out; no hypermargin needed
 embed(open_model("runs/first"), "photos/").save("photos.npz")

@@ -1,4 +1,4 @@
-"""Does an exported graph answer as the library does?"""
+"""Compare the answers of an exported graph with the library's."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from hypermargin.common.text import first_line
 from hypermargin.data import Array
-from hypermargin.deploy.graph import ExportError, first_line
+from hypermargin.deploy.graph import ExportError
 from hypermargin.training.run import Trained
 
 CLOSE = {"float32": 1e-5, "float16": 1e-3}
@@ -18,7 +19,7 @@ Answers = Callable[[Tensor], dict[str, Array]]
 
 
 def examples(about: dict[str, Any], rows: int) -> Tensor:
-    """Random raw samples, as a description wants them."""
+    """Draw random raw samples of the shape and type that a description names."""
     takes, random = about["input"], torch.Generator().manual_seed(rows)
     shape = (rows, *takes["shape"][1:])
     if takes["dtype"] == "uint8":
@@ -28,7 +29,7 @@ def examples(about: dict[str, Any], rows: int) -> Tensor:
 
 
 def differences(answers: Answers, trained: Trained, about: dict[str, Any]) -> dict[str, float]:
-    """The largest difference between the file's answers and the library's, for a batch of one and of three."""
+    """Return the largest differences of the file's answers from the library's, for batches of one and of three."""
     largest = dict.fromkeys(about["outputs"], 0.0)
     allowed = {name: CLOSE[output["dtype"]] for name, output in about["outputs"].items()}
     for rows in (1, 3):

@@ -12,21 +12,22 @@ from typing import Any
 import numpy as np
 
 from hypermargin import checks
+from hypermargin.common.environment import now, versions
+from hypermargin.common.text import Say
 from hypermargin.data import Array, Bad, DataError, Feed, Source, open_data
-from hypermargin.data.base import UNREADABLE, Rows, Say
+from hypermargin.data.base import UNREADABLE, Rows
 from hypermargin.data.folder import FileImages
 from hypermargin.data.images import EXTENSIONS, Encoded
 from hypermargin.deploy import metadata
-from hypermargin.deploy.formats import free_path
 from hypermargin.deploy.model import Model
-from hypermargin.files import replacing
+from hypermargin.files import free_path, replacing
 
 ENDINGS = ".npz", ".npy"
 
 
 @dataclass(frozen=True)
 class Embeddings:
-    """What came out of a source.
+    """The embeddings of a source, and what belongs to them.
 
     embeddings   (N, dim) float32 of unit length, or the features themselves if `raw`; norms (N,) their lengths
     names        (N,) the file of each, or its place in the source
@@ -44,7 +45,7 @@ class Embeddings:
     about: dict[str, Any]
 
     def save(self, path: str | os.PathLike[str], *, replace: bool = False) -> None:
-        """To a .npz file without pickles, which `hypermargin train` reads too; to .npy the embeddings alone."""
+        """Write a .npz file without pickles, which `hypermargin train` reads; or the embeddings alone as .npy."""
         target = free_path("path", path, ENDINGS, replace)
         with replacing(target) as temporary:
             if target.suffix == ".npy":
@@ -76,10 +77,10 @@ def embed(
     say: Say = lambda _: None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Embeddings:
-    """The embedding of every sample of `source`: an image, a folder of images, or what `open_data` reads.
+    """Compute the embedding of every sample of `source`: an image, a folder of images, or what `open_data` reads.
 
-    Images in files are resized and converted as in training. Of a folder of one folder an identity, the labels are
-    the names of the folders; a folder with images lying in it has none, and is read to any depth.
+    Images in files are resized and converted as in training. Where a folder has one
+    folder per identity, the labels are their names; one with images lying in it has none, and is read to any depth.
     on_bad="error" stops at the first unreadable image, "skip" leaves it out and lists it in `bad`.
     """
     checks.count("batch", batch)
@@ -120,8 +121,8 @@ def embed(
             "samples": done,
             "left_out": [list(one) for one in bad],
             "network": {key: value for key, value in model.about.items() if key != "classes"},
-            "versions": metadata.versions(),
-            "date": metadata.now(),
+            "versions": versions(),
+            "date": now(),
         },
     )
 
@@ -148,7 +149,7 @@ def _find(model: Model, source: str, on_bad: str, say: Say) -> _Found:
 
 
 def _without_identity(path: Path) -> list[str] | None:
-    """The images of a folder that has some lying in it, or the one image; None for anything else."""
+    """List the images of a folder that has some lying in it, or the one image; None for anything else."""
     if path.is_file() and path.suffix.lower() in EXTENSIONS:
         return [str(path)]
     if not path.is_dir() or not any(_is_image(entry.name) and entry.is_file() for entry in path.iterdir()):
@@ -165,7 +166,7 @@ def _is_image(name: str) -> bool:
 
 
 def _check(model: Model, source: str, samples: Array | Source) -> None:
-    """Samples must be as those of the training: other numbers would be scaled wrongly, and nobody would notice."""
+    """Check that samples are as in training: others would be scaled wrongly, and nobody would notice."""
     inside = isinstance(samples, np.ndarray)
     shape = samples.shape[1:] if inside else samples.shape
     dtype = str(samples.dtype) if isinstance(samples, np.ndarray) else "uint8"

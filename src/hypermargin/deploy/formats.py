@@ -15,11 +15,13 @@ import torch
 from torch import nn
 
 from hypermargin import checks
+from hypermargin.common.tensor_files import has_safetensors, read_safetensors, write_safetensors
+from hypermargin.common.text import first_line
 from hypermargin.deploy import metadata
 from hypermargin.deploy.agreement import Answers, differences, examples
-from hypermargin.deploy.graph import ExportError, Whole, first_line, quiet, trace
+from hypermargin.deploy.graph import ExportError, Whole, quiet, trace
 from hypermargin.evaluate.thresholds import Thresholds
-from hypermargin.files import replacing
+from hypermargin.files import free_path, replacing
 from hypermargin.training.run import Trained, load
 
 Format = Literal["onnx", "torch", "safetensors"]
@@ -84,22 +86,8 @@ def export(
     return Exported(target, about, found)
 
 
-def free_path(name: str, path: str | os.PathLike[str], endings: tuple[str, ...], replace: bool) -> Path:
-    """A path to write to, or an error before any work is done."""
-    found = Path(path)
-    if found.suffix not in endings:
-        raise ValueError(f"{name} must end in {' or '.join(endings)}; got {found}.")
-    if found.is_dir():
-        raise ValueError(f"{name}: {found} is a folder. Choose another name.")
-    if found.exists() and not replace:
-        raise ValueError(f"{name}: {found} is there already. Choose another name, or replace=True (--force).")
-    if not found.parent.is_dir():
-        raise ValueError(f"{name}: there is no folder {found.parent}. Make it first.")
-    return found
-
-
 def need(*packages: str) -> None:
-    """An error that names the extra, if one of its packages is missing."""
+    """Raise an error that names the extra if one of its packages is missing."""
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
         raise ExportError(
@@ -156,7 +144,7 @@ def _write_onnx(program: torch.export.ExportedProgram, about: dict[str, Any], pa
 
 
 def onnx_session(path: Path) -> Any:
-    """A graph on the CPU."""
+    """Open an ONNX graph, to run it on the CPU."""
     need("onnxruntime")
     import onnxruntime
 
@@ -176,26 +164,22 @@ def _write_program(program: torch.export.ExportedProgram, about: dict[str, Any],
 
 
 def _write_weights(trained: Trained, with_head: bool, about: dict[str, Any], path: Path) -> dict[str, float]:
-    try:
-        from safetensors.torch import load_file, save
-    except ModuleNotFoundError:
+    if not has_safetensors():
         raise ExportError(
             "format safetensors needs safetensors, which is not installed. Run: pip install 'hypermargin[train]'"
-        ) from None
+        )
     about["outputs"] = {}
     about["input"]["scaling"]["inside"] = False
     parts: dict[str, nn.Module] = {"network": trained.network}
     if with_head:
         parts["head"] = trained.head
-    # Tied weights share memory, which safetensors refuses.
     tensors = {
-        f"{part}.{name}": tensor.detach().contiguous().clone()
+        f"{part}.{name}": tensor.detach()
         for part, module in parts.items()
         for name, tensor in module.state_dict().items()
     }
-    # Not save_file, which makes files that only their owner may read.
-    path.write_bytes(save(tensors, metadata={"format": "pt", **metadata.flat(about)}))
-    back = load_file(path)
+    write_safetensors(path, tensors, metadata.flat(about))
+    back = read_safetensors(path)
     if back.keys() != tensors.keys() or not all(torch.equal(back[name], t) for name, t in tensors.items()):
         raise ExportError("the weights read back are not those written. The file was not kept; look at the disk.")
     return {}

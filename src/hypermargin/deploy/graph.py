@@ -1,4 +1,4 @@
-"""The graph that is shipped: raw samples in, everything between them and the embedding inside."""
+"""The graph that is exported: raw samples in, everything between them and the embedding inside."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hypermargin.common.text import first_line
 from hypermargin.numerics import polar, unit
 from hypermargin.training.run import Trained
 
@@ -44,7 +45,7 @@ class Whole(nn.Module):
             self.scale, self.unit_features = float(head.current_scale().detach()), head.unit_features
 
     def forward(self, samples: Tensor) -> dict[str, Tensor]:
-        """From (N, H, W), (N, H, W, 3) or (N, d)."""
+        """Compute the outputs of samples (N, H, W), (N, H, W, 3) or (N, d)."""
         x = self.network(self.scaling(samples)).float()
         direction, length = polar(x)
         found = {"embedding": direction.to(self.dtype), "norm": length.squeeze(1)}
@@ -55,7 +56,7 @@ class Whole(nn.Module):
 
 
 def trace(whole: Whole, samples: Tensor) -> torch.export.ExportedProgram:
-    """The graph for a batch of any size; `samples` are an example of one."""
+    """Trace the graph for a batch of any size; `samples` are an example of one."""
     batch = torch.export.Dim("N", min=1)
     try:
         with torch.no_grad(), quiet():
@@ -74,7 +75,7 @@ def trace(whole: Whole, samples: Tensor) -> torch.export.ExportedProgram:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without the exporter's warnings and log, which are about torch and not about the network."""
+    """Silence the exporter's warnings and log, which are about torch and not about the network."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -83,9 +84,3 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
-
-
-def first_line(error: Exception) -> str:
-    """The start of what an exception says, which may be pages."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:300] if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""Are two images of one identity?"""
+"""Decide whether two images are of one identity."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def verify(
     far: float | None = None,
     threshold: float | None = None,
 ) -> Verdict:
-    """Every image against the first.
+    """Compare every image with the first.
 
     The threshold is the cosine given, or the one measured for a false-accept rate `far`, or that of equal errors.
     """

@@ -5,14 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
-import hypermargin
+from hypermargin.common.environment import now, versions
 from hypermargin.data import Scaling
 from hypermargin.evaluate.thresholds import Thresholds
 from hypermargin.evaluate.units import cosine_to_angle, cosine_to_squared_distance
@@ -26,7 +22,7 @@ MOST_CLASSES = 10_000  # names in the file; more would weigh more than a small n
 def describe(
     trained: Trained, thresholds: Thresholds | None, *, with_head: bool = False, dtype: str = "float32"
 ) -> dict[str, Any]:
-    """The JSON under the key "hypermargin"."""
+    """Describe an exported network: the JSON under the key "hypermargin"."""
     config, about, head = trained.config, trained.about, trained.head
     notes = []
     if thresholds is not None and thresholds.step != trained.step:
@@ -72,18 +68,8 @@ def describe(
     }
 
 
-def versions() -> dict[str, str]:
-    """Of the packages whose numbers these are."""
-    return {"hypermargin": hypermargin.__version__, "torch": torch.__version__, "numpy": np.__version__}
-
-
-def now() -> str:
-    """To the second, UTC."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
 def _input(shape: tuple[int, ...], scaling: Scaling) -> dict[str, Any]:
-    """How samples have to come. Bytes are what the fixed scaling is for; floats are scaled by their own numbers."""
+    """Describe how samples have to come: bytes for the fixed scaling, floats where the data had their own."""
     channels, *sides = shape
     size = [*sides, 3] if channels == 3 and sides else sides or [channels]
     bytes_ = bool(sides) and scaling == Scaling()
@@ -99,7 +85,7 @@ def _input(shape: tuple[int, ...], scaling: Scaling) -> dict[str, Any]:
 
 
 def _in_all_units(thresholds: Thresholds) -> dict[str, Any]:
-    """The thresholds by cosine, with the same in other measures beside."""
+    """Return the thresholds by cosine, with the same in other measures beside."""
     return {
         **dataclasses.asdict(thresholds),
         "eer": in_all_units(thresholds.eer),
@@ -108,13 +94,13 @@ def _in_all_units(thresholds: Thresholds) -> dict[str, Any]:
 
 
 def in_all_units(cosine: float) -> dict[str, float]:
-    """A cosine c, its angle acos c, and the squared distance 2 − 2c of the unit vectors."""
+    """Return a cosine c, its angle acos c, and the squared distance 2 − 2c of the unit vectors."""
     angle = math.degrees(float(cosine_to_angle(cosine)))
     return {"cosine": cosine, "angle_degrees": angle, "squared_l2": float(cosine_to_squared_distance(cosine))}
 
 
 def thresholds_in(about: dict[str, Any]) -> Thresholds | None:
-    """The thresholds of a description."""
+    """Read the thresholds of a description; None if it has none."""
     found = about["thresholds"]
     if found is None:
         return None
@@ -123,7 +109,7 @@ def thresholds_in(about: dict[str, Any]) -> Thresholds | None:
 
 
 def flat(about: dict[str, Any]) -> dict[str, str]:
-    """The JSON under its key, and a few lines for people who list the metadata."""
+    """Return the JSON under its key, and a few lines for people who list the metadata."""
     takes = about["input"]
     shape = ", ".join(map(str, takes["shape"]))
     words = [f"{takes['dtype']} ({shape})", *([takes["channels"]] if takes["channels"] else [])]

@@ -12,17 +12,18 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from hypermargin import checks
+from hypermargin.common.environment import find_device
+from hypermargin.common.text import first_line
 from hypermargin.deploy import metadata
 from hypermargin.deploy.formats import onnx_session
-from hypermargin.deploy.graph import Whole, first_line
+from hypermargin.deploy.graph import Whole
 from hypermargin.evaluate.thresholds import Thresholds
 from hypermargin.training.run import Trained, load
 
 
 @dataclass(frozen=True)
 class Model:
-    """Raw samples on `device` to unit embeddings (N, dim) and norms (N,), float32 on the CPU."""
+    """A network: `run` takes raw samples on `device` to unit embeddings (N, dim) and norms (N,) on the CPU."""
 
     name: str
     about: dict[str, Any]  # as `metadata.describe` writes it
@@ -32,12 +33,12 @@ class Model:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one raw sample: (H, W), (H, W, 3) or (d,)."""
+        """The shape of one raw sample: (H, W), (H, W, 3) or (d,)."""
         return tuple(self.about["input"]["shape"][1:])
 
     @property
     def dtype(self) -> str:
-        """Of raw samples: uint8 or float32."""
+        """The dtype of raw samples: uint8 or float32."""
         return str(self.about["input"]["dtype"])
 
 
@@ -49,7 +50,7 @@ def open_model(
     trust: bool = False,
     thresholds: Thresholds | None = None,
 ) -> Model:
-    """From a run's folder, an exported .onnx file, or what `hypermargin.load` gave.
+    """Open a run's folder, an exported .onnx file, or what `hypermargin.load` gave.
 
     `device` is cpu, cuda or auto; an ONNX file runs on the CPU. The rest as in `hypermargin.load` and `export`.
     """
@@ -63,16 +64,6 @@ def open_model(
         return _of_file(path)
     trained = load(path, which, device=place, trust=trust)
     return _of_trained(str(path), trained, thresholds or Thresholds.read(path), place)
-
-
-def find_device(name: str) -> torch.device:
-    """cpu, cuda, or auto: cuda if there is one."""
-    checks.one_of("device", name.partition(":")[0], ("auto", "cpu", "cuda"))
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"device {name!r} is not there: torch finds no CUDA device. Use cpu or auto.")
-    return torch.device(name)
 
 
 def _of_trained(name: str, trained: Trained, thresholds: Thresholds | None, device: torch.device) -> Model:

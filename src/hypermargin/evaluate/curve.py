@@ -36,7 +36,7 @@ class Curve:
 
     @classmethod
     def of(cls, scores: Floats, genuine: Counts, impostor: Counts) -> Curve:
-        """From the distinct scores, highest first, and how many pairs have each."""
+        """Make a curve of the distinct scores, highest first, and how many pairs have each."""
         for count, kind, need in (
             (genuine.sum(), "genuine", "Give at least one identity with two samples."),
             (impostor.sum(), "impostor", "Give samples of at least two identities."),
@@ -47,12 +47,12 @@ class Curve:
 
     @property
     def genuines(self) -> int:
-        """All genuine pairs, G."""
+        """The number of genuine pairs, G."""
         return int(self.genuine[-1])
 
     @property
     def impostors(self) -> int:
-        """All impostor pairs, A."""
+        """The number of impostor pairs, A."""
         return int(self.impostor[-1])
 
     @property
@@ -67,17 +67,17 @@ class Curve:
 
     @property
     def auc(self) -> float:
-        """P(genuine > impostor) + ½·P(genuine = impostor), the area under TAR over FAR."""
+        """The area under TAR over FAR, P(genuine > impostor) + ½·P(genuine = impostor)."""
         g, a = _from_zero(self.genuine), _from_zero(self.impostor)
         twice = (np.diff(a) * (g[1:] + g[:-1]).astype(np.float64)).sum()
         return float(twice) / (2.0 * self.genuines * self.impostors)
 
     def equal_error(self) -> tuple[float, float]:
-        """(EER, threshold): FAR = FRR on the straight lines between points; the highest score with FAR ≥ FRR."""
+        """Return (EER, threshold): FAR = FRR on straight lines between points; the highest score with FAR ≥ FRR."""
         g, a, G, A = _from_zero(self.genuine), _from_zero(self.impostor), self.genuines, self.impostors
 
         def excess(k: int) -> int:
-            """(FAR − FRR)·G·A, in Python's integers: no rounding, no overflow. It rises with every threshold."""
+            """Return (FAR − FRR)·G·A, in Python's integers: no rounding, no overflow. It rises with each point."""
             return int(a[k]) * G + int(g[k]) * A - G * A
 
         k = bisect_left(range(len(a)), 0, key=excess)
@@ -85,27 +85,27 @@ class Curve:
         return (float(a[k - 1]) + part * float(a[k] - a[k - 1])) / A, float(self.scores[k - 1])
 
     def supports(self, far: float) -> bool:
-        """Are there impostor pairs enough to show this FAR: f·A ≥ 1?"""
+        """Tell whether there are impostor pairs enough to show this FAR: f·A ≥ 1."""
         return far * self.impostors >= 1 - 1e-9
 
     def tar_at(self, far: float) -> float:
-        """The largest TAR of a threshold with FAR ≤ f; where f·A < 1, of one without false accepts."""
+        """Return the largest TAR of a threshold with FAR ≤ f; where f·A < 1, of one without false accepts."""
         k = self._point(far)
         return float(self.genuine[k - 1]) / self.genuines if k else 0.0
 
     def threshold_at(self, far: float) -> float:
-        """The lowest score with FAR ≤ f; just above the highest one if that is an impostor's and f·A < 1."""
+        """Return the lowest score with FAR ≤ f; just above the highest one if that is an impostor's and f·A < 1."""
         return self.threshold(self._point(far))
 
     def at(self, threshold: float) -> tuple[float, float]:
-        """(FAR, TAR) of accepting scores ≥ threshold."""
+        """Return (FAR, TAR) of accepting scores ≥ threshold."""
         k = len(self.scores) - int(np.searchsorted(self.scores[::-1], threshold))
         if k == 0:
             return 0.0, 0.0
         return int(self.impostor[k - 1]) / self.impostors, int(self.genuine[k - 1]) / self.genuines
 
     def min_dcf(self, p_target: float = 0.01, c_miss: float = 1.0, c_fa: float = 1.0) -> tuple[float, float]:
-        """(value, threshold) of NIST's least detection cost, as a share of that of not looking at the scores.
+        """Return (value, threshold) of NIST's least detection cost, as a share of that without looking at scores.
 
         DCF(t) = c_miss·p·FRR(t) + c_fa·(1−p)·FAR(t), divided by min(c_miss·p, c_fa·(1−p)), the cost of accepting
         none or all; p = `p_target` is how often a trial is genuine. Of equal costs the highest threshold counts.
@@ -116,7 +116,7 @@ class Curve:
         return float(cost[k]), self.threshold(k)
 
     def histogram(self, bins: int = 200) -> tuple[Floats, Counts, Counts]:
-        """(edges, genuine, impostor): pairs in equal bins from the lowest to the highest score, for pictures."""
+        """Return (edges, genuine, impostor): pairs in equal bins from the lowest score to the highest."""
         checks.count("bins", bins)
         edges = np.histogram_bin_edges(self.scores, bins)
         counts = [
@@ -126,11 +126,11 @@ class Curve:
         return edges, counts[0].astype(np.int64), counts[1].astype(np.int64)
 
     def threshold(self, point: int) -> float:
-        """The score to accept from at a point of `far` and `tar`; 0: just above the highest score."""
+        """Return the score to accept from at a point of `far` and `tar`; 0: just above the highest score."""
         return float(self.scores[point - 1]) if point else math.nextafter(float(self.scores[0]), math.inf)
 
     def _point(self, far: float) -> int:
-        """The last point with FAR ≤ f, without dividing millions of counts."""
+        """Find the last point with FAR ≤ f, without dividing millions of counts."""
         checks.in_range("far", far, 0.0, 1.0)
         allowed = round(far * self.impostors)
         if allowed / self.impostors > far:
@@ -139,7 +139,7 @@ class Curve:
 
 
 def count_scores(scores: Values, same: Values) -> tuple[Floats, Counts, Counts]:
-    """Distinct scores of given pairs, highest first, and how many genuine and impostor pairs have each."""
+    """Count the distinct scores of given pairs, highest first, and genuine and impostor pairs that have each."""
     s, truth = given_pairs(scores, same)
     levels, level = np.unique(s, return_inverse=True)
     genuine = np.bincount(level[truth], minlength=len(levels))
@@ -148,7 +148,7 @@ def count_scores(scores: Values, same: Values) -> tuple[Floats, Counts, Counts]:
 
 
 def given_pairs(scores: Values, same: Values) -> tuple[Floats, Truth]:
-    """(P,) finite scores and (P,) truth values, or an error that says which pair is neither."""
+    """Check (P,) finite scores and (P,) truth values; an error says which pair is neither."""
     s, truth = to_numpy(scores), to_numpy(same)
     if s.ndim != 1 or truth.shape != s.shape:
         raise ValueError(f"scores and same must have one shape (pairs,); got {s.shape} and {truth.shape}.")
@@ -161,7 +161,7 @@ def given_pairs(scores: Values, same: Values) -> tuple[Floats, Truth]:
 
 
 def dcf_weights(p_target: float, c_miss: float, c_fa: float) -> tuple[float, float]:
-    """What FRR and FAR count in the normalised detection cost."""
+    """Return what FRR and FAR count in the normalised detection cost."""
     if not 0 < p_target < 1:
         raise ValueError(f"p_target must lie in (0, 1), how often a trial is genuine; got {p_target:g}.")
     checks.positive("c_miss", c_miss)

@@ -51,7 +51,7 @@ class Problem:
         return chosen
 
     def bins(self, scores: Floats) -> NDArray[np.intp]:
-        """By score: the number of edges above it, so 0 for the highest and K for what is below all edges."""
+        """Return, by score, the number of edges above it: 0 for the highest, K for what is below all edges."""
         rising = self.edges[::-1]
         return len(rising) - np.searchsorted(rising, scores, side="right")
 
@@ -65,7 +65,7 @@ class Problem:
         return area / max(1.0, float(c.impostors - a) * (c.genuines - g))
 
     def statistics(self, far: Floats, tar: Floats) -> dict[Name, Floats]:
-        """Of many curves at once, given at the edges as (curves, K), with straight lines between."""
+        """Compute the numbers of many curves at once, given at the edges as (curves, K), lines between."""
         first, last = np.zeros((len(far), 1)), np.ones((len(far), 1))
         far, tar = np.hstack((first, far, last)), np.hstack((first, tar, last))
         miss, alarm = dcf_weights(0.01, 1.0, 1.0)
@@ -102,7 +102,7 @@ class Problem:
 
 
 def _crossing(rising: Floats, other: Floats, level: float) -> Floats:
-    """By row: `other` where `rising` passes `level`, or leaves it if it stays, on a line between columns."""
+    """Return, by row, `other` where `rising` passes `level`, or leaves it if it stays; lines between columns."""
     k = (rising <= level).sum(1).clip(1, rising.shape[1] - 1)
     row = np.arange(len(rising))
     low, high = rising[row, k - 1], rising[row, k]

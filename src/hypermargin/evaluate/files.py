@@ -6,16 +6,15 @@ import csv
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hypermargin.common.tensor_files import Array, read_arrays
 from hypermargin.evaluate.curve import Curve
 from hypermargin.evaluate.thin import thin
 from hypermargin.files import replacing
 
-Array = NDArray[Any]
 EMBEDDINGS, LABELS = ("embeddings", "features"), ("labels", "label", "y")
 
 
@@ -36,14 +35,14 @@ class Scored(NamedTuple):
 
 
 def read(path: str | os.PathLike[str], labels: str | os.PathLike[str] | None = None) -> Embedded | Scored:
-    """Two .npy files, embeddings and labels; or a .npz file of both, or of scores and same.
+    """Read two .npy files, embeddings and labels; or a .npz file of both, or of scores and same.
 
     Beside embeddings of unit length, a .npz as `hypermargin embed` writes it holds their `norms`; these are
     multiplied back. Beside scores may lie `first`, `second` (identities) and `fold`.
     """
-    found = _load(Path(path))
+    found = read_arrays(Path(path))
     if labels is not None:
-        one, two = found, _load(Path(labels))
+        one, two = found, read_arrays(Path(labels))
         if isinstance(one, dict) or isinstance(two, dict):
             raise ValueError(f"{path} and {labels}: give two .npy files, or one .npz file.")
         if one.ndim == 1 and two.ndim == 2:
@@ -73,7 +72,7 @@ def read(path: str | os.PathLike[str], labels: str | os.PathLike[str] | None = N
 
 
 def write_curve(path: Path, curve: Curve, far: Sequence[float]) -> None:
-    """threshold, FAR and TAR as CSV, 2,000 lines at most: all at each FAR of `far`, the rest thinned out."""
+    """Write threshold, FAR and TAR as CSV, 2,000 lines at most: all at each FAR of `far`, the rest thinned out."""
     points = thin(curve, far)
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         lines = csv.writer(file, lineterminator="\n")
@@ -82,24 +81,6 @@ def write_curve(path: Path, curve: Curve, far: Sequence[float]) -> None:
             [curve.threshold(k) for k in points.tolist()], curve.far[points].tolist(), curve.tar[points].tolist(),
             strict=True,
         ))  # fmt: skip
-
-
-def _load(path: Path) -> Array | dict[str, Array]:
-    if path.suffix not in (".npy", ".npz"):
-        raise ValueError(f"{path}: expected a .npy or .npz file, or a run's folder.")
-    if not path.is_file():
-        raise ValueError(f"{path}: there is no such file.")
-    try:
-        with path.open("rb") as file:
-            found = np.load(file, allow_pickle=False)
-            return {name: found[name] for name in found.files} if path.suffix == ".npz" else np.asarray(found)
-    except Exception as error:  # zipfile, zlib and numpy's header parser raise many kinds on damaged files
-        if "allow_pickle" in str(error):
-            raise ValueError(
-                f"{path}: it holds Python objects, which are not read, because they can run any program. "
-                "Save plain numbers or strings, as in np.array(labels, dtype=str)."
-            ) from None
-        raise ValueError(f"{path}: not a readable {path.suffix} file ({type(error).__name__}: {error}).") from None
 
 
 def _numbers(array: Array, path: str | os.PathLike[str]) -> Array:

@@ -14,7 +14,7 @@ from hypermargin.evaluate.pairs import Counts, Values, to_numpy
 
 @dataclass(frozen=True)
 class Folds:
-    """accuracy: mean over the folds; error: its standard error, std(n−1)/√n; the rest fold by fold."""
+    """The accuracy, mean over the folds; its standard error, std(n−1)/√n; the rest fold by fold."""
 
     accuracy: float
     error: float
@@ -23,7 +23,7 @@ class Folds:
 
 
 def kfold(scores: Values, same: Values, folds: int | Values = 10) -> Folds:
-    """Share of right answers on each fold, with the threshold that is right most often on all the other folds.
+    """Measure accuracy on each fold, with the threshold that is right most often on all the other folds.
 
     Thresholds are the scores of those other folds, and one just above them all. Of equally good ones the highest
     counts: the strictest, as in the published code, which takes the first of rising distances.
@@ -48,7 +48,7 @@ def kfold(scores: Values, same: Values, folds: int | Values = 10) -> Folds:
 
 
 def _numbers(folds: int | Values, pairs: int) -> Counts:
-    """The fold of each pair."""
+    """Return the fold of each pair."""
     if isinstance(folds, int):
         checks.count("folds", folds, 2)
         if folds > pairs:

@@ -69,7 +69,7 @@ class Geometry:
 def geometry(
     features: Values, labels: Values, *, prototypes: Values | None = None, margin: Margin | None = None
 ) -> Geometry:
-    """Of features (N, d) as the network gives them, not yet unit, and labels (N,).
+    """Measure features (N, d) as the network gives them, not yet unit, and labels (N,).
 
     - prototypes: (C, d), the head's weight, if the labels are its rows
     - margin: the one it was trained with, to see how many samples meet it
@@ -81,7 +81,7 @@ def geometry(
 
 
 def of_samples(s: Samples, curve: Curve, found: Identification, prototypes: Prototypes | None) -> Geometry:
-    """`geometry` of sorted samples, with what verification and identification have already found."""
+    """Compute `geometry` of sorted samples, with what verification and identification have already found."""
     y = torch.from_numpy(s.ids).to(s.x.device)
     sums = s.x.new_zeros(len(s.sizes), s.x.shape[1]).index_add_(0, y, s.x)
     centres = unit(sums)
@@ -133,7 +133,7 @@ def _norms(s: Samples, y: Tensor, sums: Tensor, own: Floats, social: Truth) -> N
 
 
 def spearman(a: Floats, b: Floats) -> float:
-    """Correlation of ranks; equal values share the mean of theirs."""
+    """Compute the correlation of ranks; equal values share the mean of theirs."""
     ranks = []
     for values in (a, b):
         _, place, counts = np.unique(values, return_inverse=True, return_counts=True)

@@ -37,7 +37,7 @@ class Identification:
 def identification(
     embeddings: Values, labels: Values, k: Sequence[int] = (1, 5, 10), *, block: int | None = None
 ) -> Identification:
-    """Leave one out: each sample is a query to all the others, by cosine rounded as in `verification`.
+    """Identify each sample: it is a query to all the others, by cosine rounded as in `verification`.
 
     Samples whose identity has no second one are only searched, and ask nothing. Rank: a tie is lost, a stranger
     with the same score as the nearest of the own identity counts as nearer. Average precision, as scikit-learn's:
@@ -50,7 +50,7 @@ def identification(
 
 
 def of_samples(s: Samples, k: Sequence[int], block: int | None) -> Identification:
-    """`identification` of samples that are already sorted."""
+    """Compute `identification` of samples that are already sorted."""
     for each in k:
         checks.count("k", each)
     if block is not None:
@@ -122,12 +122,12 @@ class _Queries:
 
 
 def _span(row: Tensor) -> Tensor:
-    """What lifts a row's scores above those of the rows before."""
+    """Return what lifts a row's scores above those of the rows before."""
     return row[:, None] * (2 * GRID + 2)
 
 
 def _as_given(found: Tensor, s: Samples) -> Floats:
-    """Cells to cosines, in the order of the rows as they were given; −1, nobody, to NaN."""
+    """Turn cells into cosines, in the order of the rows as they were given; −1, nobody, to NaN."""
     sorted_cells = found.cpu().numpy()
     cosines = np.empty(sorted_cells.shape)
     cosines[:, s.order] = np.where(sorted_cells < 0, np.nan, sorted_cells / GRID - 1)

@@ -40,21 +40,21 @@ ROWS = 4096  # identities left out at a time
 
 
 def check(confidence: float | None, method: str) -> None:
-    """The settings of an interval."""
+    """Check the settings of an interval."""
     checks.one_of("method", method, ("auto", "bootstrap", "jackknife"))
     if confidence is not None and not 0 < confidence < 1:
         raise ValueError(f"confidence must lie in (0, 1), such as 0.95, or be None; got {confidence:g}.")
 
 
 def few(pairs: int, method: str) -> bool:
-    """Is it the bootstrap's turn?"""
+    """Tell whether pairs are few enough for the bootstrap."""
     if method == "bootstrap" and pairs > FEW:
         raise ValueError(f'method "bootstrap" takes {FEW:,} pairs at most; got {pairs:,}. Use "jackknife".')
     return method != "jackknife" and pairs <= FEW
 
 
 def bootstrap(problem: Problem, scores: Floats, same: Truth, first: Counts, second: Counts) -> Intervals:
-    """Percentiles over 1000 draws of identities; `first` and `second` say whose pair it is, as 0, 1, …"""
+    """Take percentiles over 1000 draws of identities; `first` and `second` say whose pair it is, as 0, 1, …"""
     K, n = len(problem.edges), int(max(first.max(), second.max())) + 1
     bins = problem.bins(scores)
     g_bin, g_of = bins[same], first[same]
@@ -74,7 +74,7 @@ def bootstrap(problem: Problem, scores: Floats, same: Truth, first: Counts, seco
 
 
 def bootstrap_pairs(problem: Problem) -> Intervals:
-    """The same over pairs, of each kind as many as there are, where nobody knows whose they are."""
+    """Take percentiles over draws of pairs, as many of each kind as there are, if nobody knows whose they are."""
     rng = np.random.default_rng(0)
     drawn = []
     for accepted, total in zip(problem.pooled, (problem.curve.genuines, problem.curve.impostors), strict=True):
@@ -84,7 +84,7 @@ def bootstrap_pairs(problem: Problem) -> Intervals:
 
 
 def tables(problem: Problem, s: Samples, block: int) -> tuple[NDArray[Any], NDArray[Any], Counts, Counts]:
-    """By identity and bin its genuine and its impostor pairs (of two identities each), and how many it has in all.
+    """Count, by identity and bin, its genuine and its impostor pairs (of two identities each), and all it has.
 
     A second pass over the products. Pairs below all edges are dropped, which are most.
     """
@@ -113,7 +113,7 @@ def tables(problem: Problem, s: Samples, block: int) -> tuple[NDArray[Any], NDAr
 def tables_of_pairs(
     problem: Problem, scores: Floats, same: Truth, first: Counts, second: Counts
 ) -> tuple[NDArray[Any], NDArray[Any], Counts, Counts]:
-    """The same of given pairs."""
+    """Count given pairs by identity and bin, as `tables` does."""
     K, n = len(problem.edges), int(max(first.max(), second.max())) + 1
     bins = problem.bins(scores)
 
@@ -143,7 +143,7 @@ def jackknife(
 def _without(
     problem: Problem, genuine: NDArray[Any], impostor: NDArray[Any], genuines: Counts, impostors: Counts
 ) -> Iterator[tuple[Floats, Floats]]:
-    """FAR and TAR at the edges without each identity, some thousand at a time."""
+    """Return FAR and TAR at the edges without each identity, some thousand at a time."""
     g, a = problem.pooled
     G, A = problem.curve.genuines, problem.curve.impostors
     for at in range(0, len(genuine), ROWS):
@@ -156,7 +156,7 @@ def _without(
 
 
 def _percentiles(problem: Problem, genuine: Floats, impostor: Floats, units: int) -> Intervals:
-    """From drawn pairs by bin. What the lines between edges shift the number itself by is taken back."""
+    """Return percentiles from drawn pairs by bin, without what the lines between edges shift the number by."""
     far, tar = (np.cumsum(drawn, 1)[:, :-1] / drawn.sum(1, keepdims=True) for drawn in (impostor, genuine))
     drawn, lines = problem.statistics(far, tar), problem.lines()
     tails = ((1 - problem.confidence) / 2, (1 + problem.confidence) / 2)

@@ -44,7 +44,7 @@ def open_set(
     *,
     block: int | None = None,
 ) -> OpenSet:
-    """Each probe finds its nearest sample of the gallery, by cosine rounded as in `verification`.
+    """Let each probe find its nearest sample of the gallery, by cosine rounded as in `verification`.
 
         FPIR(t) = unknown probes whose nearest has a score ≥ t / unknown probes
         TPIR(t) = known probes whose nearest is themselves, with a score ≥ t / known probes
@@ -89,7 +89,7 @@ def open_set(
 
 
 def half_enrolled(labels: Values, seed: int = 0) -> tuple[Counts, Counts]:
-    """(gallery rows, probe rows) of one labelled set: one sample of every second identity enrols, all others probe.
+    """Draw (gallery rows, probe rows): one sample of every second identity enrols, all others probe.
 
     Which identities and samples is drawn by `seed`. One sample alone does not enrol: nobody would look for it.
     """

@@ -49,17 +49,17 @@ class Samples:
 
     @property
     def genuine(self) -> int:
-        """Pairs of one identity."""
+        """The number of pairs of one identity."""
         return int((self.sizes * (self.sizes - 1)).sum()) // 2
 
     @property
     def impostor(self) -> int:
-        """Pairs of two identities."""
+        """The number of pairs of two identities."""
         return len(self.ids) * (len(self.ids) - 1) // 2 - self.genuine
 
 
 def samples(embeddings: Values, labels: Values, name: str = "embeddings", least: int = 2) -> Samples:
-    """Rows (N, d) of any length but 0 and their labels (N,): whole numbers, or names in a numpy array.
+    """Sort rows (N, d) of any length but 0 and their labels (N,): whole numbers, or names in a numpy array.
 
     Computed in float32, or float64 if given so. Refuses what has no direction or no label.
     """
@@ -90,7 +90,7 @@ def samples(embeddings: Values, labels: Values, name: str = "embeddings", least:
 
 @contextmanager
 def exact(x: Tensor) -> Iterator[None]:
-    """Products in x's own precision inside, whatever autocast or the setting for TF32 says."""
+    """Compute products in x's own precision inside, whatever autocast or the setting for TF32 says."""
     before = torch.get_float32_matmul_precision()
     if before != "highest":
         torch.set_float32_matmul_precision("highest")
@@ -103,13 +103,13 @@ def exact(x: Tensor) -> Iterator[None]:
 
 
 def cells(a: Tensor, b: Tensor) -> Tensor:
-    """Cosines of unit rows in whole cells of 2⁻²⁰, counted from 0 at −1, int32."""
+    """Return cosines of unit rows in whole cells of 2⁻²⁰, counted from 0 at −1, int32."""
     with exact(a):
         return torch.mm(a, b.T).mul_(GRID).round_().add_(GRID).clamp_(0, 2 * GRID).to(torch.int32)
 
 
 def block_size(block: int | None, x: Tensor) -> int:
-    """Rows and columns of one product: enough to be fast, little enough to stay in the cache, or on the GPU."""
+    """Choose rows and columns of one product: enough to be fast, few enough for the cache, or the GPU."""
     if block is None:
         return 4096 if x.is_cuda else 512
     checks.count("block", block)
@@ -130,7 +130,7 @@ class Block(NamedTuple):
 
 
 def blocks(s: Samples, block: int) -> Iterator[Block]:
-    """Every pair of the samples, once."""
+    """Yield every pair of the samples, once."""
     y = torch.from_numpy(s.ids).to(s.x.device)
     for i in range(0, len(s.ids), block):
         for j in range(i, len(s.ids), block):
@@ -144,7 +144,7 @@ def blocks(s: Samples, block: int) -> Iterator[Block]:
 
 
 def histogram(s: Samples, block: int) -> tuple[Floats, Counts, Counts]:
-    """The distinct scores of all pairs, highest first, and how many genuine and impostor pairs have each."""
+    """Count the distinct scores of all pairs, highest first, and the genuine and impostor pairs that have each."""
     counts = torch.zeros(2, 2 * GRID + 1, dtype=torch.int64, device=s.x.device)
     for b in blocks(s, block):
         for kind, mask in enumerate((b.genuine, b.impostor)):
@@ -158,12 +158,12 @@ def histogram(s: Samples, block: int) -> tuple[Floats, Counts, Counts]:
 
 
 def add(counts: Tensor, places: Tensor) -> None:
-    """One more at each place; a place may come often."""
+    """Count one more at each place; a place may come often."""
     counts.index_add_(0, places, counts.new_ones(()).expand(len(places)))
 
 
 def to_numpy(values: Values) -> NDArray[Any]:
-    """An array or tensor of anything as an array."""
+    """Return an array, a tensor or a list as a numpy array."""
     if not isinstance(values, Tensor):
         return np.asarray(values)
     known = values.float() if values.dtype == torch.bfloat16 else values  # numpy has no bfloat16

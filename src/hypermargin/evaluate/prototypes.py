@@ -20,7 +20,7 @@ CLOSEST = 10
 
 @dataclass(frozen=True)
 class Spread:
-    """Of many numbers: the mean, the median, and what 5 % lie below and above."""
+    """The spread of many numbers: the mean, the median, and what 5 % lie below and above."""
 
     mean: float
     low: float
@@ -29,7 +29,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Floats) -> Spread:
-        """Of an array that is not empty."""
+        """Return the spread of an array that is not empty."""
         low, median, high = np.quantile(values, (0.05, 0.5, 0.95))
         return cls(float(values.mean()), float(low), float(median), float(high))
 
@@ -59,7 +59,7 @@ class Prototypes:
 
 
 def prototypes_of(s: Samples, weight: Values | None, margin: Margin | None) -> Prototypes | None:
-    """Of samples whose labels are rows of `weight`; both of unit length here."""
+    """Compare samples with the rows of `weight` that are their labels; both are of unit length here."""
     if margin is not None:
         checks.instance("margin", margin, Margin, repr(CosFace()))
     if weight is None:
@@ -98,7 +98,7 @@ def prototypes_of(s: Samples, weight: Values | None, margin: Margin | None) -> P
 
 
 def nearest_other(x: Tensor, y: Tensor, W: Tensor) -> tuple[Tensor, Tensor]:
-    """By row: the highest cosine to a row of W other than its own, y, and which; never the whole matrix."""
+    """Return, by row, the highest cosine to a row of W other than its own, y, and which; never the whole matrix."""
     best, which = x.new_full((len(x),), -torch.inf), torch.zeros_like(y)
     many = 2**26 if x.is_cuda else 2**21
     across = min(len(W), 8192)

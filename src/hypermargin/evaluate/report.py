@@ -43,7 +43,7 @@ class Evaluation:
     confidence: float | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers for JSON, without the arrays by sample; NaN is None."""
+        """Return plain numbers for JSON, without the arrays by sample; NaN is None."""
         g = asdict(self.geometry)
         if self.geometry.prototypes is not None:
             for name in ("classes", "margin", "worst"):
@@ -60,7 +60,7 @@ class Evaluation:
         return result
 
     def rows(self) -> list[Row]:
-        """(group, name, value, interval) for a table. Angles are in degrees here."""
+        """Return (group, name, value, interval) for a table. Angles are in degrees here."""
         i, g, o = self.identification, self.geometry, self.open_set
         rows = verification_rows(self.verification)
         rows += [("identification", f"rank-{k}", _number(share), "") for k, share in i.rank.items()]
@@ -114,7 +114,7 @@ def evaluate(
     confidence: float | None = 0.95,
     method: str = "auto",
 ) -> Evaluation:
-    """All of it, of features (N, d) as the network gives them and labels (N,); `geometry` explains prototypes."""
+    """Evaluate features (N, d) as the network gives them with labels (N,); `geometry` explains prototypes."""
     s = samples(features, labels, "features")
     against = prototypes_of(s, prototypes, margin)
     verified = _verification(s, far, confidence, method, None)
@@ -127,7 +127,7 @@ def evaluate(
 
 
 def verification_rows(v: Verification, unit: str = "cosine") -> list[Row]:
-    """Its part of the table; `unit` is what the scores are."""
+    """Return the rows of verification in the table; `unit` is what the scores are."""
 
     def interval(name: str | float, write: Callable[[float], str] = _number) -> str:
         if v.intervals is None or (isinstance(name, float) and name * v.impostor < ENOUGH):
@@ -152,7 +152,7 @@ def verification_rows(v: Verification, unit: str = "cosine") -> list[Row]:
 
 
 def verification_dict(v: Verification, confidence: float | None) -> dict[str, Any]:
-    """The same for JSON, before `plain`."""
+    """Return verification for JSON, before `plain`."""
     found = {f.name: getattr(v, f.name) for f in fields(v) if f.name != "curve"}
     return found | {"supported": v.supported, "confidence": confidence}
 
@@ -169,14 +169,14 @@ class Operating:
     tar: float
 
     def cells(self) -> tuple[str, ...]:
-        """For a table."""
+        """Return the cells of a row of a table."""
         wanted = "equal errors" if self.chosen_for is None else f"FAR {self.chosen_for:g}"
         units = f"{self.cosine:.4f}", f"{self.angle_degrees:.1f}°", f"{self.squared_l2:.4f}"
         return wanted, *units, _number(self.far), _number(self.tar)
 
 
 def operating(thresholds: Thresholds, curve: Curve) -> list[Operating]:
-    """FAR and TAR, on a curve, of thresholds that may come from other pairs: those are the honest ones."""
+    """Return FAR and TAR, on a curve, of thresholds that may come from other pairs: those are the honest ones."""
     return [
         Operating(f, t, math.degrees(cosine_to_angle(t)), float(cosine_to_squared_distance(t)), *curve.at(t))
         for f, t in ((None, thresholds.eer), *thresholds.far.items())
@@ -184,7 +184,7 @@ def operating(thresholds: Thresholds, curve: Curve) -> list[Operating]:
 
 
 def _number(share: float) -> str:
-    """Shares in per cent: two digits after the point, and more where the distance from 0 or 1 needs them."""
+    """Write shares in per cent: two digits after the point, and more where the distance from 0 or 1 needs them."""
     rest = min(share, 1 - share) if 0 < share < 1 else 1.0
     digits = 2 if rest >= 1e-3 or rest <= 0 else min(6, 1 - math.floor(math.log10(rest)) - 1)
     return f"{100 * share:.{digits}f} %"
@@ -203,7 +203,7 @@ def _degrees(angle: float) -> str:
 
 
 def plain(value: Any) -> Any:
-    """For JSON: keys are text, tuples lists, and NaN None."""
+    """Make values fit for JSON: keys are text, tuples lists, and NaN None."""
     if isinstance(value, dict):
         return {f"{key:g}" if isinstance(key, float) else str(key): plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

@@ -12,7 +12,7 @@ from hypermargin.evaluate.pairs import Counts
 
 
 def thin(curve: Curve, far: Sequence[float] = (), most: int = 2000) -> Counts:
-    """Which points of `curve.far` and `curve.tar` to keep, rising: both ends, the EER's, and those of each FAR.
+    """Choose points of `curve.far` and `curve.tar` to keep, rising: both ends, the EER's, and those of each FAR.
 
     The others lie evenly in log FAR and log FRR, so that both tails keep their shape.
     """

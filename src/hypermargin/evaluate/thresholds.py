@@ -33,7 +33,7 @@ class Thresholds:
     step: int
 
     def at(self, far: float | None = None) -> float:
-        """The threshold for a FAR that was measured; None: that of equal errors."""
+        """Return the threshold for a FAR that was measured; with None, that of equal errors."""
         if far is None:
             return self.eer
         for known, threshold in self.far.items():
@@ -45,12 +45,12 @@ class Thresholds:
         )
 
     def save(self, folder: Path) -> None:
-        """Into a run's folder."""
+        """Write the thresholds into a run's folder."""
         write_text(folder / NAME, json.dumps({"format": 1, "unit": "cosine", **asdict(self)}, indent=1) + "\n")
 
     @classmethod
     def read(cls, folder: Path) -> Thresholds | None:
-        """From a run's folder; None if there are none."""
+        """Read the thresholds of a run's folder; None if there are none."""
         path = folder / NAME
         try:
             found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))

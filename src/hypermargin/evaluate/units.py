@@ -13,32 +13,32 @@ from hypermargin.evaluate.pairs import Floats
 
 
 def cosine_to_angle(cosine: ArrayLike) -> Floats:
-    """θ = acos c."""
+    """Return the angle θ = acos c."""
     return np.arccos(_within("cosine", cosine, -1.0, 1.0))
 
 
 def angle_to_cosine(angle: ArrayLike) -> Floats:
-    """c = cos θ."""
+    """Return the cosine c = cos θ."""
     return np.cos(_within("angle", angle, 0.0, np.pi))
 
 
 def cosine_to_squared_distance(cosine: ArrayLike) -> Floats:
-    """|x−y|² = 2 − 2c."""
+    """Return the squared distance |x−y|² = 2 − 2c."""
     return 2 - 2 * _within("cosine", cosine, -1.0, 1.0)
 
 
 def squared_distance_to_cosine(squared: ArrayLike) -> Floats:
-    """c = 1 − |x−y|²/2."""
+    """Return the cosine c = 1 − |x−y|²/2."""
     return 1 - _within("squared", squared, 0.0, 4.0) / 2
 
 
 def cosine_to_distance(cosine: ArrayLike) -> Floats:
-    """|x−y| = √(2 − 2c)."""
+    """Return the distance |x−y| = √(2 − 2c)."""
     return np.sqrt(cosine_to_squared_distance(cosine))
 
 
 def distance_to_cosine(distance: ArrayLike) -> Floats:
-    """c = 1 − |x−y|²/2."""
+    """Return the cosine c = 1 − |x−y|²/2."""
     return 1 - _within("distance", distance, 0.0, 2.0) ** 2 / 2
 
 

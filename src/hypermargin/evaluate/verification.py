@@ -78,7 +78,7 @@ def verification(
     method: str = "auto",
     block: int | None = None,
 ) -> Verification:
-    """All pairs i < j of the rows, scored by their cosine rounded to a multiple of 2⁻²⁰ ≈ 1e-6.
+    """Compare all pairs i < j of the rows, scored by their cosine rounded to a multiple of 2⁻²⁰ ≈ 1e-6.
 
     For these scores the numbers are exact, and collapsed embeddings get an EER of ½. Time grows with the pairs,
     memory (some 150 MB beside the embeddings) does not.
@@ -95,7 +95,7 @@ def verification(
 def of_samples(
     s: Samples, far: Sequence[float], confidence: float | None, method: str, block: int | None
 ) -> Verification:
-    """`verification` of samples that are already sorted."""
+    """Compute `verification` of samples that are already sorted."""
     size = block_size(block, s.x)
     check(confidence, method)
     _check_far(far)
@@ -123,7 +123,7 @@ def from_scores(
     confidence: float | None = None,
     method: str = "auto",
 ) -> Verification:
-    """Given pairs: (P,) scores, higher for more alike, taken as they are, and (P,) whether each pair is genuine.
+    """Judge given pairs: (P,) scores, higher for more alike, taken as they are, and (P,) whether each is genuine.
 
     `identities` are those of the first and of the second sample of each pair. With them the intervals are over
     identities; without them over pairs, as if no two pairs shared a person, which is too narrow where some do.
@@ -167,7 +167,7 @@ def _measured(curve: Curve, far: Sequence[float], found: Intervals | None) -> Ve
 
 
 def _same_names(identities: tuple[Values, Values], same: Truth) -> tuple[Counts, Counts]:
-    """Both columns as 0, 1, …, with one number for one name."""
+    """Return both columns as 0, 1, …, with one number for one name."""
     first, second = (to_numpy(column) for column in identities)
     if first.shape != same.shape or second.shape != same.shape:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The life of a head: more classes, fewer, merged, in another order, in shards, from other libraries and back.
+"""Change a head: more classes, fewer, merged, in another order, in slices, from other libraries and back.
 
 What changes a head or `Weights` works in place and returns the new id of every old class, so that labels follow:
 `labels = ids[labels]`. Give `optimizer=` and its state follows too.
@@ -9,7 +9,7 @@ from hypermargin.heads.convert import head_from, restore_optimizer, weights_of
 from hypermargin.heads.foreign import from_linear, from_metric_learning, to_linear, to_metric_learning
 from hypermargin.heads.look import Pair, groups_of, nearest_pairs
 from hypermargin.heads.reading import read
-from hypermargin.heads.shards import join, shard_range, split
+from hypermargin.heads.shards import join, split
 from hypermargin.heads.weights import Weights
 from hypermargin.heads.writing import write
 
@@ -29,7 +29,6 @@ __all__ = [
     "remove_classes",
     "reorder_classes",
     "restore_optimizer",
-    "shard_range",
     "split",
     "to_linear",
     "to_metric_learning",

@@ -29,7 +29,7 @@ def add_classes(
     seed: int | None = None,
     optimizer: Optimizers = None,
 ) -> Tensor:
-    """New classes after the old ones: random rows like a fresh head's, or one from the embeddings of each label.
+    """Add classes after the old ones: random rows like a fresh head's, or one from the embeddings of each label.
 
     - embeddings (N, dim), labels (N,): every label becomes a class, in the order of the labels. Its row is the mean
       direction of its embeddings, as long as the old rows are in the mean.
@@ -58,7 +58,7 @@ def add_classes(
 
 
 def remove_classes(target: Target, ids: Iterable[int] | Tensor, *, optimizer: Optimizers = None) -> Tensor:
-    """Without these classes; the others move up and keep their order. Their new id is −1."""
+    """Remove these classes, whose new id is −1; the others move up and keep their order."""
     classes = len(by_class(target)["weight"])
     gone = check_ids("ids", ids, classes)
     if len(gone) == classes:
@@ -73,10 +73,10 @@ def merge_classes(
     counts: Sequence[float] | Tensor | None = None,
     optimizer: Optimizers = None,
 ) -> Tensor:
-    """Each group of ids becomes one class, in the place of its lowest id; the others move up.
+    """Make each group of ids one class, in the place of its lowest id; the others move up.
 
     Its row has the mean direction of the rows and their mean length; bias, m and optimiser state are means.
-    `counts`, one number a class such as its samples, weighs all of these.
+    `counts`, one number per class such as its samples, weighs all of these.
     """
     classes = len(by_class(target)["weight"])
     groups = groups.tolist() if isinstance(groups, Tensor) else groups
@@ -106,7 +106,7 @@ def merge_classes(
 def reorder_classes(
     target: Target, new_ids: Mapping[int, int] | Sequence[int] | Tensor, *, optimizer: Optimizers = None
 ) -> Tensor:
-    """Class i becomes class new_ids[i]. In a dictionary, classes that are not named stay where they are.
+    """Make class i class new_ids[i]. In a dictionary, classes that are not named stay where they are.
 
     For names, `reorder_classes(head, by_name(now, wanted))`.
     """
@@ -121,7 +121,7 @@ def reorder_classes(
 
 
 def by_name(now: Sequence[str], wanted: Sequence[str]) -> Tensor:
-    """New ids that put the names `now` into the order `wanted`."""
+    """Return the new ids that put the names `now` into the order `wanted`."""
     for name, names in (("now", now), ("wanted", wanted)):
         if len(set(names)) != len(names):
             twice = next(n for n in names if list(names).count(n) > 1)
@@ -142,7 +142,7 @@ def _counts(counts: Sequence[float] | Tensor | None, classes: int) -> Tensor:
     except (TypeError, ValueError):
         found = torch.empty(0)
     if found.shape != (classes,) or not bool((found.isfinite() & (found >= 0)).all()):
-        raise ValueError(f"counts must be {classes} numbers of at least 0, one a class; got {counts}.")
+        raise ValueError(f"counts must be {classes} numbers of at least 0, one per class; got {counts}.")
     return found
 
 

@@ -10,20 +10,16 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hypermargin import checks
+from hypermargin.common.optimizer_state import PER_ELEMENT
 from hypermargin.family import FAMILY, create_head
 from hypermargin.head import MarginHead
 from hypermargin.heads.weights import Weights, by_class
 
 Optimizers = Optimizer | Sequence[Optimizer] | None
-# State with a number for each number of the weight that begins at 0, so that 0 is right for a new class.
-BY_ELEMENT = {
-    "momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "square_avg", "grad_avg", "acc_delta",
-    "sum",
-}  # fmt: skip
 
 
 def as_list(optimizer: Optimizers) -> list[Optimizer]:
-    """None, one or several, and nothing else."""
+    """Return a list of the optimisers given, none, one or several; an error for anything else."""
     found = [] if optimizer is None else [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     for each in found:
         checks.instance("optimizer", each, Optimizer, "torch.optim.SGD(head.parameters(), lr=0.1), or several")
@@ -32,10 +28,10 @@ def as_list(optimizer: Optimizers) -> list[Optimizer]:
 
 @torch.no_grad()
 def weights_of(head: MarginHead, optimizer: Optimizers = None) -> Weights:
-    """A copy of what a head knows, on the CPU, with the state of the optimiser (or of several) for its parameters.
+    """Copy what a head knows to the CPU, with the state of the optimiser (or several) for its parameters.
 
-    Of a sharded head, this rank's classes. `write` them on every rank: `read` joins the files, for any number of
-    ranks.
+    Of a sharded head these are this rank's classes. `write` them on every rank: `read` joins the files, for any
+    number of ranks.
     """
     checks.instance("head", head, MarginHead, "create_head(…)")
     rows = head.by_class()
@@ -61,10 +57,10 @@ def weights_of(head: MarginHead, optimizer: Optimizers = None) -> Weights:
 
 
 def goes_by_class(optimizer: Optimizer, key: str, value: object, parameter: Tensor) -> bool:
-    """Whether an entry of an optimiser's state has a number for each of the parameter's, or is one number."""
+    """Tell whether an entry of an optimiser's state has one number for each of the parameter's, or one for all."""
     if not isinstance(value, Tensor) or value.dim() == 0:
         return False
-    if key in BY_ELEMENT and value.shape == parameter.shape:
+    if key in PER_ELEMENT and value.shape == parameter.shape:
         return True
     raise ValueError(
         f"optimizer: the state {key!r} of {type(optimizer).__name__} does not go by class. Do it without "
@@ -74,7 +70,7 @@ def goes_by_class(optimizer: Optimizer, key: str, value: object, parameter: Tens
 
 @torch.no_grad()
 def head_from(weights: Weights, name: str, **overrides: Any) -> MarginHead:
-    """A head of the family with these rows; bias, margins, scale and schedules where the file has them.
+    """Make a head of the family with these rows; bias, margins, scale and schedules where the file has them.
 
         head_from(read("softmax_fc_gpu_0.pt"), "arcface", m=0.5, scale=64.0)
 
@@ -135,14 +131,14 @@ def restore_optimizer(optimizer: Optimizer | Sequence[Optimizer], head: MarginHe
         parameter = parameters.get(owner)
         if parameter is None or id(parameter) not in holders:
             raise ValueError(f"weights hold {name}, but optimizer does not hold head.{owner}.")
-        if key in BY_ELEMENT and tensor.shape != parameter.shape:
+        if key in PER_ELEMENT and tensor.shape != parameter.shape:
             raise ValueError(
                 f"{name} has shape {tuple(tensor.shape)}, head.{owner} {tuple(parameter.shape)}. Are the weights "
                 "those of this head?"
             )
         holder, group = holders[id(parameter)]
         # Adam counts its steps on the CPU, unless it does everything on the GPU.
-        beside = key in BY_ELEMENT or group.get("capturable") or group.get("fused")
+        beside = key in PER_ELEMENT or group.get("capturable") or group.get("fused")
         new.append((holder, parameter, key, tensor.to(parameter.device if beside else "cpu", copy=True)))
     for holder, parameter, _, _ in new:
         holder.state[parameter] = {}

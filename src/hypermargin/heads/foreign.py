@@ -19,7 +19,7 @@ LOSSES = ("ArcFaceLoss", "CosFaceLoss", "NormalizedSoftmaxLoss", "SphereFaceLoss
 
 @torch.no_grad()
 def from_linear(linear: nn.Linear) -> MarginHead:
-    """A softmax head, without a margin, with a copy of the layer's weight and bias: the same logits."""
+    """Make a softmax head, without a margin, with a copy of the layer's weight and bias: the same logits."""
     checks.instance("linear", linear, nn.Linear, "nn.Linear(512, 1000)")
     head = MarginHead(
         linear.in_features, linear.out_features, NoMargin(), bias=linear.bias is not None, unit_features=False,
@@ -33,7 +33,7 @@ def from_linear(linear: nn.Linear) -> MarginHead:
 
 @torch.no_grad()
 def to_linear(head: MarginHead) -> nn.Linear:
-    """A layer with the logits of the head; its weight holds s·W, or s·W/|W| where the head normalises it."""
+    """Make a layer with the logits of the head; its weight holds s·W, or s·W/|W| where the head normalises it."""
     checks.instance("head", head, MarginHead, "create_head(…)")
     by_class(head)  # all of them, or an error
     if head.unit_features:
@@ -51,7 +51,7 @@ def to_linear(head: MarginHead) -> nn.Linear:
 
 @torch.no_grad()
 def from_metric_learning(loss: Any) -> MarginHead:
-    """A head with the same loss as one of pytorch-metric-learning's, which holds W as (dim, classes).
+    """Make a head with the same loss as one of pytorch-metric-learning's, which holds W as (dim, classes).
 
     Knows ArcFaceLoss (its `margin` is given in degrees), CosFaceLoss, NormalizedSoftmaxLoss, SphereFaceLoss and
     LargeMarginSoftmaxLoss, with their own distance. Its reducer, miner and weight regularizer stay behind.
@@ -82,7 +82,7 @@ def from_metric_learning(loss: Any) -> MarginHead:
 
 @torch.no_grad()
 def to_metric_learning(head: MarginHead) -> Any:
-    """The loss of pytorch-metric-learning that computes what this head does; an error where none does.
+    """Make the loss of pytorch-metric-learning that computes what this head does; an error where none does.
 
     A learned scale stays what it is now: their losses do not learn one.
     """
@@ -117,7 +117,7 @@ def to_metric_learning(head: MarginHead) -> Any:
 
 
 def _unlike(head: MarginHead) -> str:
-    """What there keeps the head from being a loss of theirs, or nothing."""
+    """Say what keeps the head from being a loss of theirs; an empty string if nothing does."""
     margin = head.margin
     sides = (head.unit_features, head.unit_weight)
     allowed = [(False, True), (False, False)] if isinstance(margin, SphereFace) else [(True, True)]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hypermargin import checks
+from hypermargin.common.union_find import UnionFind
 
 BLOCK = 2048
 MOST = 1_000_000
@@ -24,7 +25,7 @@ class Pair(NamedTuple):
 
 @torch.no_grad()
 def lengths(weight: Tensor) -> Tensor:
-    """(C,) in float64, of blocks so that no wide copy of the weight is made."""
+    """Return the lengths of the rows, (C,) in float64; by blocks, so that no wide copy of the weight is made."""
     return torch.cat(
         [torch.linalg.vector_norm(part.double(), dim=1) for part in torch.split(weight.detach(), BLOCK)]
     )
@@ -32,7 +33,7 @@ def lengths(weight: Tensor) -> Tensor:
 
 @torch.no_grad()
 def nearest_pairs(weight: Tensor, top: int = 5, *, above: float | None = None, block: int = BLOCK) -> list[Pair]:
-    """The `top` nearest pairs of classes, nearest first; or all with a cosine of at least `above`.
+    """Find the `top` nearest pairs of classes, nearest first; or all with a cosine of at least `above`.
 
     C²·d operations, in blocks of `block`² numbers of memory: 100,000 classes of 512 dimensions take a minute or so.
     Rows with NaN or of length 0 have no direction and are left out.
@@ -74,22 +75,11 @@ def nearest_pairs(weight: Tensor, top: int = 5, *, above: float | None = None, b
 
 
 def groups_of(pairs: Iterable[tuple[int, int, float]]) -> list[list[int]]:
-    """Classes connected by pairs, as groups to merge. A chain of near pairs is one group: look at it first."""
-    root: dict[int, int] = {}
-
-    def top(k: int) -> int:
-        while root.setdefault(k, k) != k:
-            root[k] = root[root[k]]
-            k = root[k]
-        return k
-
+    """Group the classes that pairs connect, to merge them. A chain of near pairs is one group: look at it first."""
+    near = UnionFind()
     for first, second, _ in pairs:
-        one, other = sorted((top(first), top(second)))
-        root[other] = one
-    groups: dict[int, list[int]] = {}
-    for k in sorted(root):
-        groups.setdefault(top(k), []).append(k)
-    return [groups[k] for k in sorted(groups)]
+        near.union(first, second)
+    return near.groups()
 
 
 def _units(weight: Tensor, rows: Tensor, size: Tensor) -> Tensor:

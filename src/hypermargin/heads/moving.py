@@ -19,7 +19,7 @@ from hypermargin.heads.weights import Weights, by_class, set_classes
 
 @dataclass(frozen=True)
 class Plan:
-    """`new_ids[old]` is the new id of a class, −1 if it goes; rows that no old class becomes are `fill`."""
+    """What becomes of the classes: `new_ids[old]` is the new id of a class, −1 if it goes."""
 
     new_ids: Tensor
     classes: int  # afterwards
@@ -27,7 +27,7 @@ class Plan:
     shares: Tensor | None = None  # theirs in the mean; they sum to 1 in every group, float64
 
     def rows(self, old: Tensor, *, directions: bool = False, fill: float = 0.0) -> Tensor:
-        """The new tensor: kept rows to the bit, merged rows as means, or as means of directions and of lengths."""
+        """Return the new tensor: kept rows to the bit, merged as means (of direction and length), others `fill`."""
         new = old.new_full((self.classes, *old.shape[1:]), fill)
         kept = (self.new_ids >= 0).nonzero()[:, 0]
         new[self.new_ids[kept].to(old.device)] = old[kept.to(old.device)]
@@ -71,7 +71,7 @@ class Plan:
 
 
 def removing(classes: int, gone: Tensor) -> Plan:
-    """The others move up."""
+    """Plan to remove the classes `gone`; the others move up."""
     stays = torch.ones(classes, dtype=torch.bool)
     stays[gone] = False
     new_ids = torch.where(stays, stays.long().cumsum(0) - 1, -1)
@@ -79,7 +79,7 @@ def removing(classes: int, gone: Tensor) -> Plan:
 
 
 def check_ids(name: str, ids: Iterable[object] | Tensor, classes: int) -> Tensor:
-    """Class ids, each once."""
+    """Return class ids as a tensor; an error if one is no class or comes twice."""
     values = ids.tolist() if isinstance(ids, Tensor) else ids
     if not isinstance(values, Iterable):
         raise TypeError(f"{name} must be a list of class ids; got {values!r}. Put it in brackets.")
@@ -172,7 +172,7 @@ def _moves(
 
 
 def _state(optimizer: Optimizer, group: dict[str, Any], param: Tensor, plan: Plan) -> dict[str, Any]:
-    """Rows of kept classes, 0 for new ones (Adagrad: what its sums begin with), means for merged ones."""
+    """Return the state of the new rows: kept, means of merged ones, 0 for new ones (Adagrad: its first sum)."""
     new = {}
     for key, value in optimizer.state.get(param, {}).items():
         if goes_by_class(optimizer, key, value, param):
@@ -182,7 +182,7 @@ def _state(optimizer: Optimizer, group: dict[str, Any], param: Tensor, plan: Pla
 
 
 def _scale(head: MarginHead, classes: int) -> None:
-    """What a head sets by its number of classes it sets again."""
+    """Set again what a head sets by its number of classes: AdaCos's scale, the floor of a learned one."""
     if head.scale_mode == "adacos":
         head.scale.fill_(adacos_scale(classes))
     if head.learn_scale and head.classes > 1 and head.scale_floor == smallest_scale(head.classes):

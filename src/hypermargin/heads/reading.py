@@ -2,10 +2,7 @@
 
 What the files of others hold, read in their source:
 
-  insightface      softmax_fc_gpu_{rank}.pt: {"weight": (local, dim)}, PartialFC and PartialFC_V2; PartialFCAdamW,
-                   which has no state_dict of its own, at sample rate 1 {"weight_activated": …}
-                   checkpoint_gpu_{rank}.pt: {"state_dict_softmax_fc": {"weight": …}, …}, train_v2.py
-                   rank_{rank}_softmax_weight.pt: the tensor alone, until 2022
+  insightface      see insightface.py
   metric-learning  {"W": (dim, classes)}
   linear           {"weight": (classes, dim)}, perhaps "bias"
 """
@@ -14,36 +11,28 @@ from __future__ import annotations
 
 import os
 import pickle
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from hypermargin.common.tensor_files import holds_objects, read_npy, read_pt, read_safetensors
+from hypermargin.common.text import first_line
 from hypermargin.heads.convert import weights_of
-from hypermargin.heads.shards import join, shard_range
+from hypermargin.heads.insightface import MOST_RANKS, SHARDS, insightface_range, shards_in
+from hypermargin.heads.shards import join
 from hypermargin.heads.weights import Weights
 
 PathLike = str | os.PathLike[str]
-SHARDS = tuple(
-    re.compile(pattern)
-    for pattern in (
-        r"softmax_fc_gpu_(\d+)\.pt",
-        r"(?:rank[_:])?(\d+)_softmax_weight\.pt",
-        r"checkpoint_gpu_(\d+)\.pt",
-    )
-)
 PREFIXES = ("", "head.", "module.", "state_dict_softmax_fc.")
 REST = ("scale", "sampled_steps", "classes_held", "schedules.", "optimizer.")  # of our own
-MOST_RANKS = 10**5
 ENDINGS = (".safetensors", ".pt", ".pth", ".npy")
 
 
 class Found(NamedTuple):
-    """Files to read, in order; of shards also their ranks, and those that are not there."""
+    """Files to read, in order; for shards also their ranks, and those that are not there."""
 
     paths: list[Path]
     ranks: list[int]
@@ -51,7 +40,7 @@ class Found(NamedTuple):
 
 
 def read(paths: PathLike | Sequence[PathLike], *, prefix: str = "", classes: int | None = None) -> Weights:
-    """The weights in a file, in several that are joined, in a folder of insightface's shards, or in a run's folder.
+    """Read the weights in a file, in several to join, in a folder of insightface's shards, or in a run's folder.
 
     - prefix: where the head is one layer of a model, the beginning of its names ("fc.")
     - classes: how many there must be; else a missing last shard cannot be noticed
@@ -69,7 +58,7 @@ def read(paths: PathLike | Sequence[PathLike], *, prefix: str = "", classes: int
     if found.ranks:
         total = sum(part.classes for part in parts)
         for rank, part in enumerate(parts):
-            wanted = len(shard_range(total, rank, len(parts)))
+            wanted = len(insightface_range(total, rank, len(parts)))
             if part.classes != wanted:
                 raise ValueError(
                     f"{found.paths[rank]} holds {part.classes} classes; of {total} in {len(parts)} shards, rank "
@@ -87,7 +76,7 @@ def read(paths: PathLike | Sequence[PathLike], *, prefix: str = "", classes: int
 
 
 def find(given: Sequence[Path]) -> Found:
-    """Which files, in which order, and which shards are missing among or beside them."""
+    """Find out which files to read, in which order, and which shards are missing among or beside them."""
     if not given:
         raise ValueError("paths is empty: give a file, or several.")
     files = list(given)
@@ -117,7 +106,7 @@ def find(given: Sequence[Path]) -> Found:
 
 
 def _slices(parts: list[Weights], paths: list[Path]) -> list[Weights]:
-    """The state_dicts of the ranks of a sharded head, which say what they hold, in order."""
+    """Put the state_dicts of the ranks of a sharded head, which say what they hold, in order."""
     held = [part.rest.pop("classes_held", torch.tensor([])).tolist() for part in parts]
     if not all(held):
         raise ValueError(f"{paths[held.index([])]} does not say which classes it holds, as the other files do.")
@@ -137,7 +126,7 @@ def _slices(parts: list[Weights], paths: list[Path]) -> list[Weights]:
 
 
 def read_one(path: Path, prefix: str = "") -> Weights:
-    """One file, or a run's folder."""
+    """Read one file, or the head of a run's folder."""
     if path.is_dir():
         from hypermargin.training import RunError, load
 
@@ -150,16 +139,15 @@ def read_one(path: Path, prefix: str = "") -> Weights:
     try:
         content = _content(path)
     except Exception as error:  # pickle, zipfile, numpy and safetensors have many words for a broken file
-        text = str(error)
-        if isinstance(error, pickle.UnpicklingError) or "allow_pickle" in text or "Python objects" in text:
+        if isinstance(error, pickle.UnpicklingError) or holds_objects(error):
             raise ValueError(
                 f"{path}: it is damaged, or holds Python objects, which are not read, because they can run any "
                 "program. Save plain tensors: torch.save(module.state_dict(), path)."
             ) from None
         if isinstance(error, ModuleNotFoundError):
             raise
-        first = text.strip().splitlines()[0] if text.strip() else ""
-        raise ValueError(f"{path}: not a readable {path.suffix} file ({type(error).__name__}: {first}).") from None
+        kind, first = type(error).__name__, first_line(error)
+        raise ValueError(f"{path}: not a readable {path.suffix} file ({kind}: {first}).") from None
     try:
         return _weights(content, path, prefix)
     except (ValueError, TypeError) as error:
@@ -168,25 +156,10 @@ def read_one(path: Path, prefix: str = "") -> Weights:
         raise ValueError(f"{path}: its dictionaries hold one another without end.") from None
 
 
-def shards_in(folder: Path, kind: re.Pattern[str]) -> list[tuple[Path, int]]:
-    """The files of one kind in a folder, with their ranks, in order."""
-    found = [(path, int(match[1])) for path in folder.iterdir() if (match := kind.fullmatch(path.name))]
-    return sorted(found, key=lambda pair: pair[1])
-
-
 def _content(path: Path) -> Any:
     if path.suffix == ".npy":
-        # Mapped, so that a header that promises more than the file has is an error and not an allocation.
-        return torch.from_numpy(np.array(np.load(path, mmap_mode="r", allow_pickle=False)))
-    if path.suffix == ".safetensors":
-        try:
-            from safetensors.torch import load_file
-        except ModuleNotFoundError:
-            raise ModuleNotFoundError(
-                f"{path} needs safetensors, which is not installed. Run: pip install 'hypermargin[train]'"
-            ) from None
-        return load_file(path)
-    return torch.load(path, map_location="cpu", weights_only=True)
+        return torch.from_numpy(read_npy(path))
+    return read_safetensors(path) if path.suffix == ".safetensors" else read_pt(path)
 
 
 def _flat(content: Mapping[Any, Any], before: str = "") -> Iterator[tuple[str, Tensor]]:
@@ -223,7 +196,7 @@ def _weights(content: Any, path: Path, prefix: str) -> Weights:
     weight, m = own.pop("weight"), own.get("m")
     # A slice of three is taken to have three margins: were they one of the head's, the whole would not fit it.
     if m is not None and m.shape == (3,) == weight.shape[:1] and "classes_held" not in own:
-        raise ValueError("m of 3 numbers may be one a class or one for all; change the head itself instead.")
+        raise ValueError("m of 3 numbers may be one per class or one for all; change the head itself instead.")
     if m is not None and (m.dim() == 0 or len(m) != len(weight)):
         m = None
     by_class = ["weight", "bias", *(["m"] if m is not None else [])]

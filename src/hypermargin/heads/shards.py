@@ -1,4 +1,4 @@
-"""Slices of the classes, as Partial FC cuts them: contiguous, in rank order, the first ranks one class larger."""
+"""Slices of the classes, as `Shard` cuts them: contiguous, in rank order, ⌈C/world⌉ classes each, then the rest."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from hypermargin import checks
 from hypermargin.head import MarginHead
 from hypermargin.heads.weights import Weights, by_class, set_classes
+from hypermargin.parallel.shard import class_range
 
 T = TypeVar("T", MarginHead, Weights)
 SETTINGS = (
@@ -20,32 +21,25 @@ SETTINGS = (
 )  # fmt: skip
 
 
-def shard_range(classes: int, rank: int, world: int) -> range:
-    """The classes of one rank: C//w of them, and one more on the first C % w ranks (as insightface's PartialFC)."""
-    checks.count("classes", classes)
-    checks.count("world", world)
-    checks.count("rank", rank, 0)
-    if rank >= world:
-        raise ValueError(f"rank must lie in [0, {world}); got {rank}.")
-    start = classes // world * rank + min(rank, classes % world)
-    return range(start, start + classes // world + (rank < classes % world))
-
-
 @torch.no_grad()
 def split(target: T, world: int) -> list[T]:
-    """`world` heads (or Weights), each with its slice of the classes and the scale of the whole; all new."""
+    """Cut a head (or Weights) into `world` new ones, each with the classes that a rank of `Shard` would hold.
+
+    That is ⌈C/world⌉ classes each, then what is left, then none: 5 classes over 4 ranks are 2, 2, 1 and 0. Each has
+    the scale of the whole.
+    """
     rows = by_class(target)
     checks.count("world", world)
     classes = len(rows["weight"])
     if world > classes:
         raise ValueError(f"world must be at most the number of classes, {classes}; got {world}.")
-    cuts = [shard_range(classes, rank, world) for rank in range(world)]
-    return [_with(target, {k: t.detach()[of.start : of.stop].clone() for k, t in rows.items()}) for of in cuts]
+    cuts = [slice(*class_range(classes, rank, world)) for rank in range(world)]
+    return [_with(target, {k: t.detach()[cut].clone() for k, t in rows.items()}) for cut in cuts]
 
 
 @torch.no_grad()
 def join(parts: Iterable[T]) -> T:
-    """One head (or Weights) with the classes of all, in this order; new. All else must be the same in all."""
+    """Make one new head (or Weights) with the classes of all parts, in order. All else must be the same in all."""
     parts = list(parts)
     if not parts:
         raise ValueError("parts is empty: nothing to join.")
@@ -66,7 +60,7 @@ def join(parts: Iterable[T]) -> T:
 
 
 def _with(target: T, rows: dict[str, Tensor]) -> T:
-    """A copy with these rows in place of its own, which are never copied."""
+    """Copy a head or Weights with these rows in place of its own, which are never copied."""
     if isinstance(target, Weights):
         found = copy.copy(target)
         found.rest = dict(target.rest)
@@ -101,7 +95,7 @@ def _same(first: MarginHead | Weights, part: MarginHead | Weights, k: int) -> No
 
 
 def _settings(target: MarginHead | Weights) -> dict[str, object]:
-    """All that does not go by class."""
+    """Return all that does not go by class, by name."""
     if isinstance(target, Weights):
         return dict(target.rest)
     rows, state = by_class(target), target.state_dict()

@@ -1,4 +1,4 @@
-"""What belongs to the classes of a head, without its settings: as files hold it."""
+"""The part of a head that belongs to its classes, without its settings, as files hold it."""
 
 from __future__ import annotations
 
@@ -53,31 +53,31 @@ class Weights:
 
     @property
     def classes(self) -> int:
-        """How many."""
+        """The number of classes."""
         return self.weight.shape[0]
 
     @property
     def dim(self) -> int:
-        """Of the features."""
+        """The dimension of the features."""
         return self.weight.shape[1]
 
     def rows(self) -> dict[str, Tensor]:
-        """What has one row a class, by name."""
+        """Return what has one row per class, by name."""
         named = {"weight": self.weight, "bias": self.bias, "m": self.m}
         return {name: tensor for name, tensor in named.items() if tensor is not None} | self.state
 
     def put(self, rows: dict[str, Tensor]) -> None:
-        """Others in place of `rows()`."""
+        """Put other tensors in place of `rows()`."""
         self.weight, self.bias, self.m = rows["weight"], rows.get("bias"), rows.get("m")
         self.state = {name: rows[name] for name in self.state}
 
     def entries(self) -> dict[str, Tensor]:
-        """As a state_dict."""
+        """Return all tensors by name, as a state_dict has them."""
         return self.rows() | self.rest
 
 
 def by_class(target: MarginHead | Weights) -> dict[str, Tensor]:
-    """What has one row a class, by name; an error if not all classes are here."""
+    """Return what has one row per class, by name; an error if not all classes are here."""
     if isinstance(target, Weights):
         if "classes_held" in target.rest:
             start, stop, classes, rank, world = target.rest["classes_held"].tolist()
@@ -101,6 +101,6 @@ def by_class(target: MarginHead | Weights) -> dict[str, Tensor]:
 
 
 def set_classes(head: MarginHead, classes: int) -> None:
-    """Let a head know how many it holds now."""
+    """Tell a head how many classes it holds now."""
     head.classes = classes
     head.part = dataclasses.replace(head.part, classes=classes, start=0, stop=classes)

@@ -1,4 +1,4 @@
-"""Heads into files, whole or not at all."""
+"""Write heads to files that are whole or not there."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from hypermargin import checks
-from hypermargin.deploy.formats import free_path
-from hypermargin.files import replacing
+from hypermargin.common.tensor_files import write_npy, write_pt, write_safetensors
+from hypermargin.common.text import first_line
+from hypermargin.files import free_path, replacing
 from hypermargin.head import MarginHead
 from hypermargin.heads.convert import weights_of
-from hypermargin.heads.reading import SHARDS, PathLike, shards_in
-from hypermargin.heads.shards import shard_range
+from hypermargin.heads.insightface import SHARDS, insightface_range, shards_in
+from hypermargin.heads.reading import PathLike
 from hypermargin.heads.weights import Weights, by_class
 
 FORMATS = {
@@ -28,7 +28,7 @@ FORMATS = {
     "insightface": (),
 }
 BY_ENDING = {".pt": "hypermargin", ".pth": "hypermargin", ".safetensors": "safetensors", ".npy": "npy"}
-# Of the formats of others; ours hold everything.
+# What the formats of others hold; ours hold everything.
 HOLDS = {
     "linear": ("weight", "bias"),
     "npy": ("weight",),
@@ -66,6 +66,8 @@ def write(
     if a file cannot be written.
     """
     weights = weights_of(target) if isinstance(target, MarginHead) else target
+    if weights.classes == 0 and "classes_held" not in weights.rest:
+        raise ValueError("target holds no class, so there is nothing to write. Leave out this slice.")
     path = Path(path)
     if format is None:
         format = "insightface" if path.is_dir() else BY_ENDING.get(path.suffix)
@@ -106,7 +108,7 @@ def _shards(weight: Tensor, folder: Path, shards: int, replace: bool) -> list[Ou
         raise ValueError(f"path: insightface's files need a folder, and there is none at {folder}. Make it first.")
     outputs = []
     for rank in range(shards):
-        of = shard_range(len(weight), rank, shards)
+        of = insightface_range(len(weight), rank, shards)
         file = free_path("path", folder / f"softmax_fc_gpu_{rank}.pt", (".pt",), replace)
         outputs.append(Output(file, "insightface", {"weight": weight[of.start : of.stop]}))
     for stray, rank in shards_in(folder, SHARDS[0]):
@@ -117,7 +119,8 @@ def _shards(weight: Tensor, folder: Path, shards: int, replace: bool) -> list[Ou
 
 def _check_finite(weights: Weights) -> None:
     for name, tensor in weights.entries().items():
-        bad = ~tensor.isfinite().reshape(len(tensor) if tensor.dim() else 1, -1).all(1)
+        finite = tensor.isfinite()
+        bad = ~(finite.flatten(1).all(1) if tensor.dim() > 1 else finite.reshape(-1))
         if bool(bad.any()) and name in weights.rest:
             raise ValueError(
                 f"{name} is NaN or inf. Training has gone wrong before this; use an earlier checkpoint."
@@ -132,7 +135,7 @@ def _check_finite(weights: Weights) -> None:
 
 
 def _save(outputs: list[Output]) -> None:
-    """All are complete before the first is moved into place."""
+    """Write all files; each is complete before the first is moved into place."""
     path = outputs[0].path
     try:
         with ExitStack() as stack:
@@ -141,19 +144,13 @@ def _save(outputs: list[Output]) -> None:
                 _save_one(format, entries, stack.enter_context(replacing(path.resolve())))
     except (OSError, RuntimeError) as error:  # torch.save hides a full disk behind a RuntimeError of its own
         cause = error.__context__ if isinstance(error.__context__, OSError) else error
-        raise OSError(f"{path} cannot be written ({str(cause).splitlines()[0]}).") from error
+        raise OSError(f"{path} cannot be written ({first_line(cause)}).") from error
 
 
 def _save_one(format: str, entries: dict[str, Tensor], path: Path) -> None:
-    # Contiguous copies: torch.save would write all that a slice is a view of.
-    entries = {k: t.detach().cpu().clone(memory_format=torch.contiguous_format) for k, t in entries.items()}
     if format == "npy":
-        with path.open("wb") as file:
-            np.save(file, entries["weight"].numpy(), allow_pickle=False)
+        write_npy(path, entries["weight"].detach().cpu().numpy())
     elif format == "safetensors":
-        from safetensors.torch import save
-
-        path.write_bytes(save(entries, metadata={"format": "pt"}))
+        write_safetensors(path, entries)
     else:
-        with path.open("wb") as file:  # a handle: from a path, torch puts the temporary name into the archive
-            torch.save(entries, file)
+        write_pt(path, entries)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from hypermargin import checks, margins
+from hypermargin.common.text import parse_call
 from hypermargin.family import FAMILY
 from hypermargin.margins import Margin, NoMargin
 from hypermargin.plots.style import Display
@@ -64,9 +65,7 @@ def make(name: str, **options: Any) -> Display:
 
 def read_margin(text: str) -> Margin:
     """`cosface:m=0.2` as CosFace(m=0.2). A name is that of a margin or of a head, whose margin is meant."""
-    from hypermargin.training.config import call
-
-    name, numbers = call(text, "a margin")
+    name, numbers = parse_call(text, "a margin")
     kinds = {**{n: recipe.margin for n, recipe in FAMILY.items()}, **{n: margins.get(n)() for n in margins.names()}}
     if name not in kinds:
         raise ValueError(f"there is no margin or head {name!r}.{checks.near(name, list(kinds))}")

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import numpy as np
 
+from hypermargin.common.text import say
 from hypermargin.evaluate import Verification, verification
 from hypermargin.evaluate.pairs import Counts
 from hypermargin.plots.angles import AnglesDisplay, AnglesOverTraining
@@ -21,7 +22,6 @@ from hypermargin.plots.verification import DetDisplay, RocDisplay, ScoresDisplay
 from hypermargin.plots.weights import WeightsDisplay
 from hypermargin.training import load
 from hypermargin.training.evaluation import Parts, choose_thresholds, open_parts
-from hypermargin.training.monitor import say
 
 RUN = "a run's folder; without it a small one is trained on digits"
 PART = "of the run's data: test, validation or train"

@@ -12,12 +12,12 @@ from typing import Any, Literal
 from torch import Tensor
 
 from hypermargin import checks
+from hypermargin.common.text import say
 from hypermargin.data.base import Rows
 from hypermargin.head import MarginHead
 from hypermargin.numerics import unit
 from hypermargin.training import CheckpointError, Config, RunError, checkpoint, load, train
 from hypermargin.training.evaluation import PARTS, Parts, features_of, open_parts
-from hypermargin.training.monitor import say
 from hypermargin.training.run import restore
 
 MOST = 20_000  # samples: enough for any picture

@@ -10,17 +10,17 @@ from torch import nn
 
 from hypermargin import checks
 from hypermargin.advise import recommend
+from hypermargin.common.environment import cores, find_device
+from hypermargin.common.text import Say, parse_call
 from hypermargin.data import Data, open_data
-from hypermargin.data.base import Say
 from hypermargin.family import FAMILY, create_head
 from hypermargin.head import MarginHead
 from hypermargin.margins import number_fields
 from hypermargin.parallel.partial_fc import PartialFC
 from hypermargin.parallel.shard import Part, Shard
 from hypermargin.schedule import Alternation, LambdaAnnealing, MarginWarmup, Schedule
-from hypermargin.training.config import Config, call
+from hypermargin.training.config import Config
 from hypermargin.training.optim import rate
-from hypermargin.training.process import cores
 
 SCHEDULES: dict[str, type[Schedule]] = {
     "warmup": MarginWarmup,
@@ -30,7 +30,7 @@ SCHEDULES: dict[str, type[Schedule]] = {
 
 
 def read_data(config: Config, say: Say) -> Data:
-    """The data that `config` names, images still in their files."""
+    """Open the data that `config` names, images still in their files."""
     return open_data(
         config.data,
         size=config.size,
@@ -43,7 +43,7 @@ def read_data(config: Config, say: Say) -> Data:
 
 
 def resolve(config: Config, data: Data, network: nn.Module | None = None, *, sharded: bool = False) -> Config:
-    """The same settings with everything decided that depends on the data, the machine, or a network of your own."""
+    """Decide everything in the settings that depends on the data, the machine, or a network of your own."""
     if sharded:
         config = dataclasses.replace(config, shard_classes=True)
     adamw = config.optimizer == "adamw"
@@ -58,10 +58,10 @@ def resolve(config: Config, data: Data, network: nn.Module | None = None, *, sha
         "workers": min(8, cores()),
     }
     decided = {name: value for name, value in decided.items() if getattr(config, name) is None}
-    device = config.device if config.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-    decided["device"] = device
+    device = find_device(config.device)
+    decided["device"] = str(device)
     if config.deterministic is None:
-        decided["deterministic"] = device == "cpu"
+        decided["deterministic"] = device.type == "cpu"
     config = dataclasses.replace(config, **decided)
     if network is not None:
         return dataclasses.replace(config, dim=_dim_of(network, data.shape))
@@ -70,7 +70,7 @@ def resolve(config: Config, data: Data, network: nn.Module | None = None, *, sha
 
 @torch.no_grad()
 def _dim_of(network: nn.Module, shape: tuple[int, ...]) -> int:
-    """The length of the features that a network makes of such samples."""
+    """Return the length of the features that a network makes of such samples."""
     device = next((p.device for p in network.parameters()), torch.device("cpu"))
     features = network.eval()(torch.zeros(2, *shape, device=device))
     if not isinstance(features, torch.Tensor) or features.dim() != 2 or len(features) != 2:
@@ -80,7 +80,7 @@ def _dim_of(network: nn.Module, shape: tuple[int, ...]) -> int:
 
 
 def _weight_decay(head: str, model: str) -> float:
-    """Of AdamW: 0.05; 3 where nothing else holds the features' length, which these heads have for a scale.
+    """Choose AdamW's: 0.05; 3 where nothing else holds the features' length, which these heads have for a scale.
 
     On held-out training data softmax and modified softmax gain on Omniglot (4.2 → 3.5 % EER), AudioMNIST and
     Fashion-MNIST and are level on MNIST; L- and A-Softmax gain on Omniglot, elsewhere they were not tried
@@ -98,7 +98,7 @@ def _network_for(shape: tuple[int, ...]) -> str:
 
 
 def resolve_head(config: Config, classes: int) -> tuple[Config, tuple[str, ...]]:
-    """The settings with s and m written into `set`, and the advisor's reasons for those it chose.
+    """Return the settings with s and m written into `set`, and the advisor's reasons for those it chose.
 
     The trainer asks the advisor, since papers tuned s and m for 10,000 classes and more. Heads whose scale is the
     length of the features have no s to choose, and keep their paper's m and λ; but L-Softmax takes A-Softmax's λ,
@@ -122,7 +122,7 @@ def resolve_head(config: Config, classes: int) -> tuple[Config, tuple[str, ...]]
 
 
 def build_head(config: Config, classes: int, *, sharded: bool = False) -> MarginHead:
-    """The head of resolved settings; `sharded`, over the processes there are."""
+    """Make the head of resolved settings; if `sharded`, over the processes there are."""
     overrides = dict(config.set)
     shard = Shard(seed=config.seed)
     if sharded:
@@ -141,10 +141,10 @@ def build_head(config: Config, classes: int, *, sharded: bool = False) -> Margin
 
 
 def _schedules(config: Config) -> list[Schedule] | None:
-    """None: the paper's own."""
+    """Make the schedules of the settings; None stands for the paper's own."""
     found: list[Schedule] = []
     for text in config.schedule:
-        name, settings = call(text, "schedule")
+        name, settings = parse_call(text, "schedule")
         if name == "paper":
             if len(config.schedule) > 1:
                 raise ValueError('schedule "paper" stands alone; got ' + ", ".join(config.schedule) + ".")
@@ -160,7 +160,7 @@ def _schedules(config: Config) -> list[Schedule] | None:
 
 
 def rate_at(config: Config, step: int, total: int, per_epoch: int) -> float:
-    """The factor on the learning rate in a step of `total`."""
+    """Return the factor on the learning rate in a step of `total`."""
     return rate(
         step,
         total=total,
@@ -174,7 +174,7 @@ def rate_at(config: Config, step: int, total: int, per_epoch: int) -> float:
 
 
 def start_from(network: nn.Module, weights: dict[str, torch.Tensor], where: str) -> None:
-    """Load a network's weights; an error that names what does not fit."""
+    """Load a network's weights; an error names what does not fit."""
     own = network.state_dict()
     wrong = [k for k in own if k not in weights or weights[k].shape != own[k].shape] + [
         k for k in weights if k not in own

@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or not used: a folder a step, moved into place when complete, checked when read.
+"""Checkpoints that are whole or not used: one folder per step, moved into place when complete, checked when read.
 
 checkpoints/step-00000420/
   model.safetensors   network and head (model.pt without the safetensors package)
@@ -6,8 +6,8 @@ checkpoints/step-00000420/
   state.json          where the run was
   manifest.json       size and SHA-256 of the others; written last
 
-Of several ranks, the tensors of network, head, optimiser and averages are in .metadata and __RANK_0.distcp instead,
-in torch.distributed.checkpoint's format (dcp.py). Either kind is read by any number of ranks.
+With several ranks, the tensors of network, head, optimiser and averages are in .metadata and __RANK_0.distcp
+instead, in torch.distributed.checkpoint's format (dcp.py). Either kind is read by any number of ranks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hypermargin.data.base import Say
+from hypermargin.common.tensor_files import has_safetensors, read_pt, read_safetensors, write_pt, write_safetensors
+from hypermargin.common.text import Say, first_line
 from hypermargin.files import sync
 from hypermargin.training import slices
 from hypermargin.training.ranks import Ranks
@@ -48,7 +49,7 @@ class Checkpoint:
     state: dict[str, Any]  # JSON
 
     def weights(self, name: str) -> dict[str, Tensor]:
-        """The state_dict of "network" or "head"."""
+        """Return the state_dict of "network" or "head"."""
         return {key.partition(".")[2]: value for key, value in self.model.items() if key.startswith(f"{name}.")}
 
 
@@ -57,12 +58,12 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int, best: int | None) -
     final, temporary = _places(folder, checkpoint.step)
     try:
         _make_empty(temporary)
-        save_tensors(temporary / "model", checkpoint.model)
+        _write_model(temporary / "model", checkpoint.model)
         _save_rest(temporary, checkpoint, checkpoint.training)
         _finish(temporary, final, FORMAT, _digests(temporary.iterdir()))
     # safetensors and torch.save report a full disk each with an error of its own kind, and not always in words.
     except Exception as error:
-        raise _failed(folder, temporary, final, _first_line(error)) from error
+        raise _failed(folder, temporary, final, first_line(error).rstrip(".")) from error
     prune(folder, keep, best)
     return final
 
@@ -70,7 +71,7 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int, best: int | None) -
 def save_slices(
     folder: Path, checkpoint: Checkpoint, held: Slices, ranks: Ranks, *, keep: int, best: int | None
 ) -> Path:
-    """The same by all ranks together, each writing what it holds; if one fails, all do."""
+    """Write and prune by all ranks together, each writing what it holds; if one fails, all do."""
     from hypermargin.training import dcp
 
     final, temporary = _places(folder, checkpoint.step)
@@ -96,13 +97,13 @@ def save_slices(
         parts = ranks.gathered(ranks.together(write_part))
         ranks.lead(finish)
     except Exception as error:
-        why = _first_line(error)
+        why = first_line(error).rstrip(".")
         raise ranks.lead(lambda: _failed(folder, temporary, final, why)) from error
     return final
 
 
 def _places(folder: Path, step: int) -> tuple[Path, Path]:
-    """Where a checkpoint goes, and where it is written."""
+    """Return where a checkpoint goes, and where it is written before."""
     return folder / f"step-{step:08d}", folder / f".writing-{step:08d}"
 
 
@@ -117,7 +118,7 @@ def _save_rest(temporary: Path, checkpoint: Checkpoint, training: dict[str, Any]
 
 
 def _digests(paths: Iterable[Path]) -> dict[str, Any]:
-    """Size and SHA-256, for the manifest; each file is on the disk afterwards."""
+    """Return size and SHA-256 of files for the manifest; each is on the disk afterwards."""
     found = {}
     for path in sorted(paths):
         sync(path)
@@ -126,7 +127,7 @@ def _digests(paths: Iterable[Path]) -> dict[str, Any]:
 
 
 def _finish(temporary: Path, final: Path, version: int, files: dict[str, Any]) -> None:
-    """The manifest, then into place."""
+    """Write the manifest, then move the folder into place."""
     manifest = temporary / "manifest.json"
     manifest.write_text(json.dumps({"format": version, "files": files}, indent=1))
     sync(manifest)
@@ -152,7 +153,7 @@ def prune(folder: Path, keep: int, best: int | None) -> None:
 
 
 def steps(folder: Path) -> list[Path]:
-    """The checkpoints there, oldest first."""
+    """List the checkpoints in a folder, oldest first."""
     return sorted(p for p in folder.glob("step-*") if p.is_dir())
 
 
@@ -165,7 +166,7 @@ def load(
 ) -> Checkpoint:
     """Read one checkpoint; CheckpointError if anything of it is missing, cut off or changed.
 
-    With `held`, of tensors with a row a class only this rank's rows. Several `ranks` read it together.
+    With `held`, only this rank's rows of tensors with one row per class. Several `ranks` read it together.
     """
     version = ranks.together(lambda: check(path, ranks))
     return ranks.together(lambda: _read(path, version, device, held))
@@ -174,7 +175,7 @@ def load(
 def _read(path: Path, version: int, device: torch.device | str, held: Slices | None) -> Checkpoint:
     try:
         state = json.loads((path / "state.json").read_text())
-        training = torch.load(path / "training.pt", map_location="cpu", weights_only=True)
+        training = read_pt(path / "training.pt")
         if version == FORMAT_OF_RANKS:
             from hypermargin.training import dcp
 
@@ -182,7 +183,7 @@ def _read(path: Path, version: int, device: torch.device | str, held: Slices | N
             model = {name: t.to(device) for name, t in tensors.items() if name.startswith(("network.", "head."))}
             training = slices.unflatten(tensors, training)
         else:
-            model = load_tensors(path / "model", device)
+            model = _read_model(path / "model", device)
             if held is not None:
                 tensors, rest = slices.flatten(training)
                 model, training = held.cut(model), slices.unflatten(held.cut(tensors), rest)
@@ -191,7 +192,7 @@ def _read(path: Path, version: int, device: torch.device | str, held: Slices | N
         raise
     # Whatever a reader says of a file whose digest is right but whose content is not ours.
     except Exception as error:
-        raise CheckpointError(f"checkpoint {path} cannot be read: {_first_line(error)}") from error
+        raise CheckpointError(f"checkpoint {path} cannot be read: {first_line(error).rstrip('.')}") from error
 
 
 def load_last(
@@ -202,9 +203,9 @@ def load_last(
     held: Slices | None = None,
     ranks: Ranks = Ranks(),  # noqa: B008 (frozen)
 ) -> Checkpoint | None:
-    """The newest whole checkpoint, saying which ones had to be passed over; None if there is none at all.
+    """Read the newest whole checkpoint, saying which ones had to be passed over; None if there is none at all.
 
-    Of several ranks the first decides which one it is.
+    With several ranks, rank 0 decides which one it is.
     """
     found = ranks.lead(lambda: steps(folder))
     for path in reversed(found):
@@ -224,7 +225,7 @@ def forget_after(folder: Path, step: int) -> None:
 
 
 def check(path: Path, ranks: Ranks = Ranks()) -> int:  # noqa: B008 (frozen)
-    """Sizes and digests as in the manifest; returns its format. Of several ranks, each checks some of the files."""
+    """Compare sizes and digests with the manifest; return its format. Each rank checks some of the files."""
     try:
         manifest = json.loads((path / "manifest.json").read_text())
         files = {str(name): (about["bytes"], about["sha256"]) for name, about in manifest["files"].items()}
@@ -247,50 +248,27 @@ def check(path: Path, ranks: Ranks = Ranks()) -> int:  # noqa: B008 (frozen)
 
 
 def note(say: Say) -> None:
-    """One line if the weights will not be in the format that others read."""
-    try:
-        import safetensors  # noqa: F401
-    except ModuleNotFoundError:
+    """Say so if the weights will not be in the format that others read."""
+    if not has_safetensors():
         say("Weights are saved as model.pt, without the safetensors package (pip install 'hypermargin[train]').")
 
 
-def save_tensors(stem: Path, tensors: dict[str, Tensor]) -> Path:
-    """`stem`.safetensors, or `stem`.pt without that package."""
-    # Tied weights share memory, which safetensors refuses; copies are small beside a run.
-    plain = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
-    try:
-        from safetensors.torch import save_file
-    except ModuleNotFoundError:
-        path = stem.with_name(stem.name + ".pt")
-        torch.save(plain, path)
-        return path
-    path = stem.with_name(stem.name + ".safetensors")
-    save_file(plain, path)
-    return path
+def _write_model(stem: Path, tensors: dict[str, Tensor]) -> None:
+    """Write `stem`.safetensors, or `stem`.pt without that package."""
+    if has_safetensors():
+        write_safetensors(stem.with_suffix(".safetensors"), tensors)
+    else:
+        write_pt(stem.with_suffix(".pt"), tensors)
 
 
-def load_tensors(stem: Path, device: torch.device | str = "cpu") -> dict[str, Tensor]:
-    """What `save_tensors` wrote, whichever it was. Neither file can execute anything."""
-    path = stem.with_name(stem.name + ".safetensors")
-    if not path.exists():
-        found: dict[str, Tensor] = torch.load(
-            stem.with_name(stem.name + ".pt"), map_location=device, weights_only=True
-        )
-        return found
-    try:
-        from safetensors.torch import load_file
-    except ModuleNotFoundError:
-        raise CheckpointError(
-            f"{path} needs safetensors, which is not installed. Run: pip install 'hypermargin[train]'"
-        ) from None
-    return load_file(path, device=str(device))
+def _read_model(stem: Path, device: torch.device | str = "cpu") -> dict[str, Tensor]:
+    """Read what `_write_model` wrote, whichever it was."""
+    path = stem.with_suffix(".safetensors")
+    found: dict[str, Tensor]
+    found = read_safetensors(path, device) if path.exists() else read_pt(stem.with_suffix(".pt"), device)
+    return found
 
 
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0].rstrip(".")

@@ -21,7 +21,7 @@ from hypermargin.training.optim import OPTIMIZERS, RATES
 
 
 def setting(default: Any, help: str, *, choices: tuple[str, ...] = (), free: bool = False) -> Any:
-    """A setting. `free`: may change when a run is resumed, since the result does not depend on it."""
+    """Make a field of Config. `free`: it may change on resuming a run, as the result does not depend on it."""
     meta = {"help": help, "choices": choices, "free": free}
     if isinstance(default, list | dict):
         return dataclasses.field(default_factory=lambda: type(default)(default), metadata=meta)
@@ -52,7 +52,7 @@ class Config:
     verify: list[str] = setting([], "verification pairs to score in the end: .bin, pairs.txt, .csv; repeatable")
     verify_images: str | None = setting(None, "folder the pairs name images in; default the data")
     memory: float = setting(4.0, "decode images once if they take at most so many GiB", free=True)
-    workers: int | None = setting(None, "processes that read images; default one a core, at most 8", free=True)
+    workers: int | None = setting(None, "processes that read images; default one per core, at most 8", free=True)
     # network and head
     model: str | None = setting(None, "lenet++, iresnet18/34/50/100, mlp, none, timm:NAME, module:callable")
     model_set: dict[str, Any] = setting({}, "an option of the network, like width=24; repeatable")
@@ -76,8 +76,8 @@ class Config:
     sample_rate: float = setting(1.0, "share of the classes in a step (Partial FC); below 1 it needs sgd")
     # optimisation
     epochs: int = setting(20, "passes through the training data")
-    batch: int = setting(128, "samples a batch, of all processes together")
-    accumulate: int = setting(1, "batches an optimiser step")
+    batch: int = setting(128, "samples per batch, of all processes together")
+    accumulate: int = setting(1, "batches per optimiser step")
     optimizer: str = setting("adamw", "adamw or sgd", choices=OPTIMIZERS)
     lr: float | None = setting(None, "learning rate; default 0.002 (adamw), 0.1 (sgd)")
     head_lr: float | None = setting(None, "learning rate of the head; default lr")
@@ -146,7 +146,7 @@ class Config:
                 checks.in_range(name, getattr(self, name), 0.0, 1.0)
 
     def to_toml(self) -> str:
-        """The settings as a TOML file; those that are None are left out."""
+        """Return the settings as the text of a TOML file; those that are None are left out."""
         tables = {f.name for f in dataclasses.fields(self) if isinstance(getattr(self, f.name), dict)}
         values = dataclasses.asdict(self)
         lines = [
@@ -159,7 +159,7 @@ class Config:
 
 
 def _kinds() -> dict[str, tuple[type, ...]]:
-    """The types each setting may have."""
+    """Return the types each setting may have."""
     found = {}
     for name, hint in typing.get_type_hints(Config).items():
         union = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
@@ -178,7 +178,7 @@ def _check_kind(name: str, value: object, kinds: tuple[type, ...]) -> None:
 
 
 def from_dict(values: dict[str, Any], where: str = "config") -> Config:
-    """A Config from plain values; an unknown key is an error with the nearest known one."""
+    """Make a Config of plain values; an unknown key is an error with the nearest known one."""
     known = [f.name for f in dataclasses.fields(Config)]
     for key in values:
         if key not in known:
@@ -187,7 +187,7 @@ def from_dict(values: dict[str, Any], where: str = "config") -> Config:
 
 
 def resumed(saved: Config, given: dict[str, Any]) -> Config:
-    """The settings of a run that goes on: as saved; of those given now, only free ones may differ."""
+    """Return the settings of a run that goes on: as saved; of those given now, only free ones may differ."""
     free: dict[str, Any] = {}
     for field in dataclasses.fields(Config):
         if field.name not in given or given[field.name] == getattr(saved, field.name):
@@ -205,37 +205,20 @@ def resumed(saved: Config, given: dict[str, Any]) -> Config:
 
 
 def given_in(config: Config) -> dict[str, Any]:
-    """The settings that are not the defaults."""
+    """Return the settings that are not the defaults."""
     default = Config()
     names = [f.name for f in dataclasses.fields(Config)]
     return {n: getattr(config, n) for n in names if getattr(config, n) != getattr(default, n)}
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The settings of a TOML file, keys unchecked."""
+    """Read the settings of a TOML file, keys unchecked."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"config: there is no file {path}.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"config: {path} is not TOML: {error}.") from None
-
-
-def assignment(text: str, option: str = "--set") -> tuple[str, Any]:
-    """`m=0.4` as ("m", 0.4); the value is read as TOML, and as a plain word if it is none."""
-    name, equals, value = text.partition("=")
-    if not equals or not name.strip():
-        raise ValueError(f"{option} takes name=value, like m=0.4; got {text!r}.")
-    try:
-        return name.strip(), tomllib.loads(f"v = {value}")["v"]
-    except tomllib.TOMLDecodeError:
-        return name.strip(), value.strip()
-
-
-def call(text: str, option: str) -> tuple[str, dict[str, Any]]:
-    """`warmup:steps=500,shape=cosine` as ("warmup", {"steps": 500, "shape": "cosine"})."""
-    name, _, rest = text.partition(":")
-    return name.strip(), dict(assignment(part, option) for part in rest.split(",") if part.strip())
 
 
 def _toml(value: Any) -> str:

@@ -41,7 +41,7 @@ METADATA = ".metadata"
 
 
 def write(folder: Path, tensors: dict[str, Tensor], slices: Slices) -> None:
-    """All ranks together; `folder` exists."""
+    """Write the tensors, by all ranks together; `folder` exists."""
     with _plainly():
         save(
             {
@@ -55,7 +55,7 @@ def write(folder: Path, tensors: dict[str, Tensor], slices: Slices) -> None:
 
 
 def read(folder: Path, slices: Slices | None = None) -> dict[str, Tensor]:
-    """Every tensor of a checkpoint; with `slices` only this rank's classes. Each process reads by itself."""
+    """Read every tensor of a checkpoint; with `slices` only this rank's classes. Each process reads by itself."""
     reader = _Reader(folder)
     found = {}
     for name, about in reader.read_metadata().state_dict_metadata.items():
@@ -77,7 +77,7 @@ def read(folder: Path, slices: Slices | None = None) -> dict[str, Tensor]:
 
 
 def _distributed(local: Tensor, slices: Slices) -> Tensor:
-    """My rows as part of the tensor of all classes."""
+    """Make this rank's rows part of the tensor of all classes."""
     group = slices.group or dist.group.WORLD
     assert group is not None
     shape = torch.Size((slices.classes, *local.shape[1:]))
@@ -95,9 +95,9 @@ def _local(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def _plainly() -> Iterator[None]:
-    """torch's error, a BaseException with tracebacks for a message, as an OSError that says whose and why.
+    """Raise torch's error, a BaseException with tracebacks for a message, as an OSError that says whose and why.
 
-    And without torch's remark that one process reads alone, which is what was asked for.
+    Silence torch's remark that one process reads alone, which is what was asked for.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is")
@@ -109,7 +109,7 @@ def _plainly() -> Iterator[None]:
 
 
 class _Reader(FileSystemReader):
-    """torch's, with a list of tensors that cannot run anything and names no file outside its folder."""
+    """torch's reader, with a list of tensors that cannot run anything and names no file outside its folder."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -157,7 +157,7 @@ def _size(numbers: Any) -> torch.Size:
 
 
 class _StandIn:
-    """Holds what a pickle gives to an object, and nothing happens."""
+    """An object that holds what a pickle gives it, and does nothing."""
 
     state: Any = None
 
@@ -168,7 +168,7 @@ class _StandIn:
 
 
 class _Unpickler(pickle.Unpickler):
-    """No class or function of anybody's is on its stack: only stand-ins, tuple and dtypes."""
+    """An unpickler with no class or function of anybody's on its stack: only stand-ins, tuple and dtypes."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch" and isinstance(kind := getattr(torch, name, None), torch.dtype):

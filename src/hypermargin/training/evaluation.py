@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from hypermargin import checks
+from hypermargin.common.environment import cores
+from hypermargin.common.text import Say
 from hypermargin.data import Data, Feed, Pairs, Split, at_most, decode_once, open_pairs
-from hypermargin.data.base import Rows, Say
+from hypermargin.data.base import Rows
 from hypermargin.evaluate import Geometry, Thresholds, geometry, verification
 from hypermargin.evaluate.identification import identification
 from hypermargin.evaluate.pairs import Truth
@@ -30,11 +31,11 @@ Progress = Callable[[int, int], None]
 
 
 def silent(done: int, total: int) -> None:
-    """No progress shown."""
+    """Show no progress."""
 
 
 class Parts:
-    """Features of a run's parts, each computed once; of an open set, and of training, `most` samples at most."""
+    """The parts of a run with their features, computed once; of an open set, and of training, `most` samples."""
 
     def __init__(
         self,
@@ -48,20 +49,20 @@ class Parts:
     ) -> None:
         checks.count("most", most, 2)
         self.trained, self.data, self.split, self.most, self.progress = trained, data, split, most, progress
-        workers = min(trained.config.workers or 0, os.cpu_count() or 1)
+        workers = min(trained.config.workers or 0, cores())
         device = trained.head.weight.device
         self.feed = feed or Feed(data.samples, device, workers=workers, on_bad=trained.config.on_bad)
         self._found: dict[str, tuple[Tensor, Rows]] = {}
 
     def rows(self, part: str) -> Rows:
-        """Of the data; empty if the run has no such part."""
+        """Return the rows of the data in a part; none if the run has no such part."""
         checks.one_of("part", part, PARTS)
         rows: Rows = getattr(self.split, part)
         limited = self.split.open_set or part == "train"
         return at_most(rows, self.data.labels, self.most) if limited else rows
 
     def features(self, part: str) -> tuple[Tensor, Rows]:
-        """(N, dim) features as the network gives them, and the rows that could be read."""
+        """Return (N, dim) features as the network gives them, and the rows that could be read."""
         if part not in self._found:
             rows = self.rows(part)
             if len(rows) == 0:
@@ -70,7 +71,7 @@ class Parts:
         return self._found[part]
 
     def compared(self, part: str) -> tuple[Tensor, Rows]:
-        """Features on the run's device and their labels, to form pairs of: `most` samples at most of any part."""
+        """Return features on the run's device and their labels, to form pairs: at most `most` samples."""
         features, rows = self.features(part)
         labels = self.data.labels[rows]
         kept = at_most(np.arange(len(rows), dtype=np.int64), labels, self.most)
@@ -80,9 +81,9 @@ class Parts:
 def open_parts(
     folder: Path, trained: Trained, *, most: int = MOST, progress: Progress = silent, say: Say = lambda _: None
 ) -> Parts:
-    """The parts of the run in `folder`, from the data it was trained on, read again."""
+    """Open the parts of the run in `folder`, from the data it was trained on, read again."""
     config = trained.config
-    workers = min(config.workers or 0, os.cpu_count() or 1)
+    workers = min(config.workers or 0, cores())
     data = decode_once(read_data(config, say), memory=config.memory, workers=workers, on_bad=config.on_bad, say=say)
     check_same(folder, trained.about, data, "Restore the data, or evaluate other data with --data.")
     return Parts(trained, data, read_split(folder / "split.npz"), most=most, progress=progress)
@@ -99,7 +100,7 @@ def check_same(folder: Path, about: About, data: Data, advice: str) -> None:
 
 
 def features_of(trained: Trained, feed: Feed, rows: Rows, progress: Progress = silent) -> tuple[Tensor, Rows]:
-    """Features of samples, on the CPU, and the rows that could be read."""
+    """Compute features of samples, on the CPU, and the rows that could be read."""
     found = []
     done = 0
     for raw, read in feed(np.split(rows, range(256, len(rows), 256))):
@@ -110,7 +111,7 @@ def features_of(trained: Trained, feed: Feed, rows: Rows, progress: Progress = s
 
 
 def choose_thresholds(parts: Parts) -> Thresholds:
-    """Measured on the validation part; on the test part where that has no pairs of both kinds."""
+    """Measure thresholds on the validation part, or on the test part where that has no pairs of both kinds."""
     why = "it has neither a validation nor a test part."
     for part in ("validation", "test"):
         if len(parts.rows(part)) == 0:
@@ -128,7 +129,7 @@ def choose_thresholds(parts: Parts) -> Thresholds:
 
 
 def kept_promises(parts: Parts) -> Geometry:
-    """The training samples against the prototypes and the margin that they were trained with."""
+    """Compare the training samples with the prototypes and the margin that they were trained with."""
     features, rows = parts.features("train")
     head = parts.trained.head
     labels = parts.split.targets(parts.data.labels)[rows]
@@ -137,7 +138,7 @@ def kept_promises(parts: Parts) -> Geometry:
 
 
 def margin_of(head: MarginHead) -> Margin | None:
-    """The margin with the m that was learned, if one was; None if every class has its own."""
+    """Return the margin with the m that was learned, if one was; None if every class has its own."""
     m = head.current_margins()
     if m is None or head.margin.m is None:
         return head.margin
@@ -151,7 +152,7 @@ def margin_of(head: MarginHead) -> Margin | None:
 
 @dataclass(frozen=True)
 class Classification:
-    """Of samples of known classes: the mean cross-entropy, without any margin, and what is taken for what.
+    """How samples of known classes are classified: the mean cross-entropy, without any margin, and what for what.
 
     confused  (class, taken for, how many), most frequent first; classes by name
     """
@@ -163,7 +164,7 @@ class Classification:
 
 
 def compare_all(features: Tensor, labels: Tensor) -> dict[str, float]:
-    """Of identities that training did not see: EER, TAR at FAR = 1e-3 and AUC of all pairs, and rank-1."""
+    """Compare identities that training did not see: EER, TAR at FAR = 1e-3 and AUC of all pairs, and rank-1."""
     pairs = verification(features, labels)
     return {
         "eer": pairs.eer,
@@ -175,7 +176,7 @@ def compare_all(features: Tensor, labels: Tensor) -> dict[str, float]:
 
 @torch.no_grad()
 def decide(head: MarginHead, features: Tensor, targets: Rows) -> tuple[float, Rows]:
-    """The sum of the cross-entropies without any margin, and the class each sample is taken for.
+    """Return the sum of the cross-entropies without any margin, and the class each sample is taken for.
 
     The ranks of a sharded head come together, each with samples of its own.
     """
@@ -192,7 +193,7 @@ def decide(head: MarginHead, features: Tensor, targets: Rows) -> tuple[float, Ro
 
 
 def classify(trained: Trained, features: Tensor, targets: Rows) -> Classification:
-    """From features and the head's class of each."""
+    """Classify features, given the head's class of each."""
     head = trained.head
     loss, taken = decide(head, features, targets)
     wrong = taken != targets
@@ -207,7 +208,7 @@ def classify(trained: Trained, features: Tensor, targets: Rows) -> Classificatio
 def read_pairs(
     names: Sequence[str], images: Path | None, shape: tuple[int, ...], on_bad: str = "error"
 ) -> dict[str, Pairs]:
-    """Files of pairs by their short names, images resized to what the network knows."""
+    """Read files of pairs, by their short names, images resized to what the network knows."""
     found: dict[str, Pairs] = {}
     for name in names:
         if len(shape) != 3:
@@ -221,7 +222,7 @@ def read_pairs(
 
 
 def score_pairs(pairs: Pairs, features: Tensor, read: Rows) -> tuple[Tensor, Truth, Rows | None]:
-    """Cosines, answers and folds of the pairs whose two images could be read, from the features of these."""
+    """Return cosines, answers and folds of the pairs whose two images could be read, from the features of these."""
     place = np.full(len(pairs.samples), -1)
     place[read] = np.arange(len(read))
     first, second = place[pairs.first], place[pairs.second]

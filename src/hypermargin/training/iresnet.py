@@ -33,7 +33,7 @@ class Block(nn.Module):
             self.downsample = nn.Sequential(nn.Conv2d(before, width, 1, stride, bias=False), nn.BatchNorm2d(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(N, before, H, W) to (N, width, H/stride, W/stride)."""
+        """Map (N, before, H, W) to (N, width, H/stride, W/stride)."""
         y = self.prelu(self.bn2(self.conv1(self.bn1(x))))
         return cast(Tensor, self.bn3(self.conv2(y)) + (x if self.downsample is None else self.downsample(x)))
 
@@ -65,7 +65,7 @@ class IResNet(nn.Module):
                 nn.init.normal_(module.weight, 0, 0.1)  # a BatchNorm follows each, so the size does not matter
 
     def forward(self, x: Tensor) -> Tensor:
-        """(N, C, H, W) to (N, dim)."""
+        """Map (N, C, H, W) to (N, dim)."""
         x = self.prelu(self.bn1(self.conv1(x)))
         for k in range(1, len(WIDTHS) + 1):
             x = self.get_submodule(f"layer{k}")(x)

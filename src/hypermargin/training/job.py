@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from hypermargin.common.environment import cores
+from hypermargin.common.text import Say, say
 from hypermargin.data import Data, Feed, Pairs, Scaling, Split, decode_once, split
-from hypermargin.data.base import Say
 from hypermargin.evaluate import from_scores
 from hypermargin.files import write_text
 from hypermargin.training import checkpoint
@@ -23,8 +24,8 @@ from hypermargin.training.config import Config, from_dict, given_in, read_toml, 
 from hypermargin.training.evaluation import MOST, Parts, check_same, choose_thresholds, read_pairs, score_pairs
 from hypermargin.training.loop import Trainer
 from hypermargin.training.models import create_model
-from hypermargin.training.monitor import Monitor, say
-from hypermargin.training.process import cores, left_as_found, make_repeatable
+from hypermargin.training.monitor import Monitor
+from hypermargin.training.process import left_as_found, make_repeatable
 from hypermargin.training.ranks import Ranks, joined
 from hypermargin.training.run import (
     About,
@@ -40,7 +41,7 @@ from hypermargin.training.run import (
 
 @dataclass(frozen=True)
 class Result:
-    """What came out: the numbers on the test part (and on the pairs), and where the run is."""
+    """The result of a run: the numbers on the test part (and on the pairs), and where the run is."""
 
     folder: Path
     step: int
@@ -94,7 +95,7 @@ def _check_seen(folder: Path) -> None:
 
 
 def _enter(folder: Path, resume: bool, stack: contextlib.ExitStack) -> bool:
-    """Make the folder this run's own until the end; is there a run in it?"""
+    """Make the folder this run's own until the end; tell whether there is a run in it."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / ".lock").touch()
     stack.enter_context(locked(folder))
@@ -105,7 +106,7 @@ def _enter(folder: Path, resume: bool, stack: contextlib.ExitStack) -> bool:
 
 
 def _anew(config: Config, folder: Path, data: Data, network: nn.Module | None, ranks: Ranks, tell: Say) -> Trainer:
-    """A new run: decide what was left open, write it down."""
+    """Start a new run: decide what was left open, write it down."""
     config = resolve(config, data, network, sharded=ranks.world > 1)
     parts = split(data, config.split, validation=config.validation, test=config.test, seed=config.seed)
     config, advised = resolve_head(config, len(parts.classes))
@@ -129,7 +130,7 @@ def _anew(config: Config, folder: Path, data: Data, network: nn.Module | None, r
 
 
 def _again(config: Config, folder: Path, data: Data, network: nn.Module | None, ranks: Ranks, tell: Say) -> Trainer:
-    """The run that is there, at its last whole checkpoint."""
+    """Take up the run that is there, at its last whole checkpoint."""
     about = About.read(folder)
     ranks.together(lambda: check_same(folder, about, data, "Restore the data, or start a new run."))
     trainer = _trainer(config, folder, data, read_split(folder / "split.npz"), about, network, ranks)
@@ -209,13 +210,13 @@ def _run(trainer: Trainer, verify: dict[str, Pairs], quiet: bool) -> Result:
 
 
 def _read_pairs(config: Config, shape: tuple[int, ...]) -> dict[str, Pairs]:
-    """The pairs to verify in the end."""
+    """Read the pairs to verify in the end."""
     images = Path(config.verify_images or config.data)
     return read_pairs(config.verify, images if images.is_dir() else None, shape, config.on_bad)
 
 
 def _verify(trainer: Trainer, pairs: Pairs) -> dict[str, float]:
-    """EER, TAR and AUC of a list of pairs."""
+    """Return EER, TAR and AUC of a list of pairs."""
     config = trainer.config
     feed = Feed(pairs.samples, trainer.device, workers=config.workers or 0, on_bad=config.on_bad)
     with trainer.averaged():
@@ -227,7 +228,7 @@ def _verify(trainer: Trainer, pairs: Pairs) -> dict[str, float]:
 
 
 def _save_thresholds(trainer: Trainer, step: int, say: Say) -> None:
-    """For `hypermargin verify`, from the weights that `load` gives."""
+    """Save thresholds for `hypermargin verify`, from the weights that `load` gives."""
     try:
         with trainer.averaged():
             network, head = trainer.network.eval(), trainer.head.eval()
@@ -238,7 +239,7 @@ def _save_thresholds(trainer: Trainer, step: int, say: Say) -> None:
 
 
 def _describe(trainer: Trainer, advised: bool, tell: Say) -> None:
-    """Two lines on what is about to be trained."""
+    """Say in two lines what is about to be trained."""
     data, parts, config, head = trainer.data, trainer.split, trainer.config, trainer.head
     sizes = [
         f"{len(rows):,} of {len(np.unique(data.labels[rows])):,} {verb}"

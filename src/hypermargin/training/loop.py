@@ -34,7 +34,7 @@ MOST_VALIDATED = 5_000  # samples of an open set whose pairs are all compared af
 
 
 class Interrupted(KeyboardInterrupt):
-    """Stopped by Ctrl-C or SIGTERM, after saving."""
+    """The run was stopped by Ctrl-C or SIGTERM, after saving."""
 
 
 class Trainer:
@@ -106,7 +106,7 @@ class Trainer:
 
     @property
     def held(self) -> Slices | None:
-        """What this rank has of tensors with a row a class; None if it has all."""
+        """Which rows of tensors with one row per class this rank has; None if it has all."""
         return None if self.ranks.world == 1 else slices_of(self.head, self.optimizer, self.ranks.group)
 
     def fit(self, monitor: Monitor) -> None:
@@ -157,11 +157,11 @@ class Trainer:
                     self._stop()
 
     def _means(self) -> watch.Window:
-        """The window over all ranks."""
+        """Return the means of the window over all ranks."""
         return watch.Window.of(self.ranks.gathered(self.window.sums))
 
     def _train_step(self, groups: list[Group], counts: list[int]) -> None:
-        """One optimiser step on one or more batches, whose losses are weighted by their rows on all ranks."""
+        """Take one optimiser step on one or more batches, whose losses are weighted by their rows on all ranks."""
         config = self.config
         self.optimizer.zero_grad(set_to_none=True)
         for number, ((raw, rows), count) in enumerate(zip(groups, counts, strict=True), 1):
@@ -189,7 +189,7 @@ class Trainer:
             self.ema.update()
 
     def _without_messages(self) -> contextlib.AbstractContextManager[None]:
-        """Inside, gradients are added up on each rank; the last batch of a step carries the sum to the others."""
+        """Add up gradients on each rank inside; the last batch of a step carries the sum to the others."""
         if isinstance(self.together, nn.parallel.DistributedDataParallel):
             return self.together.no_sync()
         return contextlib.nullcontext()
@@ -203,7 +203,7 @@ class Trainer:
     def _diverged(
         self, raw: Tensor, rows: Rows, inputs: Tensor, features: Tensor, labels: Tensor
     ) -> watch.DivergedError:
-        """The error, after keeping the batch for a closer look."""
+        """Make the error, after keeping the batch for a closer look."""
         self.head.reduction = "none"
         with torch.no_grad():
             losses = self.head.eval()(features, labels)
@@ -238,13 +238,13 @@ class Trainer:
     # Measuring
 
     def embed(self, feed: Feed, rows: Rows) -> tuple[Tensor, Rows]:
-        """Features of samples without augmentation, and the rows that could be read. Each rank does its share."""
+        """Compute features without augmentation, and the rows that could be read; each rank does its share."""
         features, read = zip(*self.ranks.gathered(self._embed_own(feed, rows)), strict=True)
         return torch.cat(features), np.concatenate(read)
 
     @torch.no_grad()
     def _embed_own(self, feed: Feed, rows: Rows) -> tuple[Tensor, Rows]:
-        """This rank's share."""
+        """Compute this rank's share of the features."""
         self.network.eval()
         mine = self.ranks.share(rows)
         groups = np.split(mine, range(256, len(mine), 256))
@@ -255,13 +255,13 @@ class Trainer:
         return torch.cat([f for f, _ in found]), np.concatenate([r for _, r in found])
 
     def averaged(self) -> contextlib.AbstractContextManager[None]:
-        """Inside, network and head have their averaged weights, if there are any."""
+        """Give network and head their averaged weights inside, if there are any."""
         return self.ema.swapped() if self.ema else contextlib.nullcontext()
 
     def evaluate(self, rows: Rows, most: int = MOST) -> dict[str, float]:
-        """Of a part of the data: EER, TAR and rank-1 in an open set, accuracy and loss in a closed one.
+        """Measure a part of the data: EER, TAR and rank-1 in an open set, accuracy and loss in a closed one.
 
-        With the averaged weights. In an open set of at most `most` samples, in whole identities.
+        The weights are the averaged ones. An open set is cut to `most` samples, in whole identities.
         """
         if self.split.open_set:
             rows = at_most(rows, self.data.labels, most)
@@ -293,7 +293,7 @@ class Trainer:
     # Saving
 
     def _save(self, monitor: Monitor) -> None:
-        """A checkpoint; if the disk is full, say so and go on: the next one may succeed."""
+        """Save a checkpoint; if the disk is full, say so and go on: the next one may succeed."""
         if self.ranks.any(not all(bool(p.isfinite().all()) for p in self.parameters)):
             raise watch.DivergedError(
                 f"the weights are not finite after step {self.step}: the last update was too large. Lower lr, "

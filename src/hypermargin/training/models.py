@@ -19,7 +19,7 @@ LEAST_SIDE = 8
 
 
 def create_model(name: str, shape: Shape, dim: int, **options: Any) -> nn.Module:
-    """A network from (N, *shape), values about [−1, 1], to (N, dim), initialised for training from scratch.
+    """Make a network from (N, *shape), values about [−1, 1], to (N, dim), initialised for training from scratch.
 
     lenet++                       three stages of two 3×3 convolutions, for images from 8×8; option width
     iresnet18, 34, 50, 100        insightface's networks, for images whose sides are multiples of 16; option dropout
@@ -49,7 +49,7 @@ def create_model(name: str, shape: Shape, dim: int, **options: Any) -> nn.Module
 
 
 def list_models() -> list[str]:
-    """The names that `create_model` knows; timm:NAME and MODULE:FUNCTION come on top."""
+    """List the names that `create_model` knows; timm:NAME and MODULE:FUNCTION come on top."""
     return list(MODELS)
 
 
@@ -179,7 +179,7 @@ def _own(name: str, shape: Shape, dim: int, options: dict[str, Any]) -> nn.Modul
 
 
 def _tried(model: nn.Module, name: str, shape: Shape, dim: int) -> nn.Module:
-    """The model, after a batch of two zero samples in evaluation mode."""
+    """Return the model after trying a batch of two zero samples in evaluation mode."""
     training = model.training
     try:
         with torch.no_grad():

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hypermargin.data.base import Say
+from hypermargin.common.text import Say, say
 from hypermargin.files import write_text
 
 # How a number of the log is shown: its short name and format. Others are only written to the log.
@@ -30,7 +30,7 @@ SHOWN = {
 
 
 def words(values: dict[str, Any]) -> str:
-    """`loss 1.234  acc 56.7%  own 40.1°  …`."""
+    """Write numbers as `loss 1.234  acc 56.7%  own 40.1°  …`."""
     values = dict(values)
     if "norm_p50" in values:
         values["norms"] = "/".join(f"{values[f'norm_p{p}']:.3g}" for p in (10, 50, 90))
@@ -39,19 +39,14 @@ def words(values: dict[str, Any]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """1:02:03 or 4:05."""
+    """Write seconds as 1:02:03 or 4:05."""
     minutes, s = divmod(round(seconds), 60)
     hours, m = divmod(minutes, 60)
     return f"{hours}:{m:02d}:{s:02d}" if hours else f"{m}:{s:02d}"
 
 
-def say(text: str) -> None:
-    """A line on stderr: stdout is for results."""
-    print(text, file=sys.stderr, flush=True)
-
-
 class Log:
-    """log.jsonl: one JSON object a line, flushed. A full disk costs the log, not the run."""
+    """The file log.jsonl: one JSON object per line, flushed. A full disk costs the log, not the run."""
 
     def __init__(self, path: Path, say: Say) -> None:
         self.path, self.say, self.broken = path, say, False
@@ -98,7 +93,7 @@ class Events:
             self.writer = SummaryWriter(str(folder), purge_step=step + 1 if step else None)
 
     def write(self, record: dict[str, Any]) -> None:
-        """Every number under kind/name."""
+        """Write every number under kind/name."""
         if self.writer is None:
             return
         with contextlib.suppress(OSError):
@@ -115,10 +110,10 @@ class Events:
 
 
 class Monitor:
-    """All of them together.
+    """The bar, the log and the events together.
 
     In a terminal with rich: a bar with the latest numbers and the time left. Else: a line now and then, on stderr.
-    Of several ranks one is `watched`; the others say and write nothing.
+    With several ranks one is `watched`; the others say and write nothing.
     """
 
     def __init__(
@@ -142,7 +137,7 @@ class Monitor:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """The bar is up inside."""
+        """Show the bar inside."""
         with contextlib.ExitStack() as stack:
             stack.callback(self.events.close)
             if not self.quiet and sys.stderr.isatty():
@@ -156,14 +151,14 @@ class Monitor:
                 self.progress = None
 
     def say(self, text: str) -> None:
-        """One line for the person watching."""
+        """Show one line to the person watching."""
         if self.progress is not None:
             self.progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
         elif not self.quiet:
             say(text)
 
     def advance(self, step: int, epoch: int) -> None:
-        """`step` steps are done."""
+        """Note that `step` steps are done."""
         if self.progress is not None:
             self.progress.update(self.task, completed=step, description=f"epoch {epoch + 1}")
 

@@ -30,7 +30,7 @@ def rate(
     gamma: float = 0.1,
     floor: float = 0.0,
 ) -> float:
-    """The factor in [0, 1] on the learning rate in the optimiser's step 0, 1, …, total − 1.
+    """Return the factor in [0, 1] on the learning rate in the optimiser's step 0, 1, …, total − 1.
 
     In the first `warmup` steps (step + 1)/warmup. Then, with t = (step − warmup)/(total − warmup) in [0, 1),
 
@@ -80,7 +80,7 @@ def create_optimizer(
     sampled: bool = False,
     half: bool = False,
 ) -> torch.optim.Optimizer:
-    """SGD (decay added to the gradient) or AdamW (decay beside it), with up to four groups of parameters.
+    """Make SGD (decay added to the gradient) or AdamW (decay beside it), with up to four groups of parameters.
 
         backbone weights   lr, weight_decay
         backbone vectors   lr, no decay: biases, and the parameters of norms and PReLU
@@ -127,7 +127,7 @@ def create_optimizer(
 
 
 def set_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
-    """lr = base_lr·factor in every group."""
+    """Set lr = base_lr·factor in every group."""
     for group in optimizer.param_groups:
         group["lr"] = group["base_lr"] * factor
 
@@ -178,7 +178,7 @@ class EMA:
 
     @contextmanager
     def swapped(self) -> Iterator[None]:
-        """Inside `with ema.swapped():` the modules hold the average; afterwards their own weights, to the bit."""
+        """Let the modules hold the average in `with ema.swapped():`; afterwards their own weights, to the bit."""
         own = {name: t.detach().clone() for name, t in self._tensors().items()}
         try:
             self._put(self.mean)
@@ -187,7 +187,7 @@ class EMA:
             self._put(own)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The averages by name, not copied, and the number of updates."""
+        """Return the averages by name, not copied, and the number of updates."""
         return {**self.mean, "updates": torch.tensor(self.updates)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:

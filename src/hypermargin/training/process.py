@@ -14,13 +14,8 @@ import numpy as np
 import torch
 
 
-def cores() -> int:
-    """Of this machine, for each of the processes that torchrun started on it."""
-    return max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-
-
 def random_states() -> dict[str, Any]:
-    """torch's, Python's and numpy's: a network of the user's may draw from any of them."""
+    """Return the states of torch's, Python's and numpy's generators: a user's network may draw from any of them."""
     version, numbers, gauss = random.getstate()
     name, keys, *rest = cast("tuple[Any, ...]", np.random.get_state(legacy=True))
     return {
@@ -32,7 +27,7 @@ def random_states() -> dict[str, Any]:
 
 
 def set_random_states(saved: dict[str, Any]) -> None:
-    """Back to what `random_states` found."""
+    """Set the generators back to what `random_states` found."""
     torch.set_rng_state(saved["torch"])
     if saved["cuda"] and torch.cuda.is_available() and len(saved["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(saved["cuda"])
@@ -44,7 +39,7 @@ def set_random_states(saved: dict[str, Any]) -> None:
 
 @contextmanager
 def stop_signals() -> Iterator[list[int]]:
-    """Ctrl-C and SIGTERM end the run after the step under way; a second Ctrl-C ends it at once."""
+    """Let Ctrl-C and SIGTERM end the run after the step under way; a second Ctrl-C ends it at once."""
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield received
@@ -64,7 +59,7 @@ def stop_signals() -> Iterator[list[int]]:
 
 
 def make_repeatable() -> None:
-    """The same result every time, on one machine."""
+    """Make torch give the same result every time, on one machine."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS needs for it
     torch.use_deterministic_algorithms(True)
     # Filling fresh memory helps to find bugs, and costs 7 % of a step.
@@ -73,7 +68,7 @@ def make_repeatable() -> None:
 
 @contextmanager
 def left_as_found() -> Iterator[None]:
-    """The caller's global switches are put back afterwards."""
+    """Put the caller's global switches back afterwards."""
     deterministic, threads = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
     switches = cast("Any", torch.utils.deterministic)  # torch leaves its one switch undeclared
     fill = switches.fill_uninitialized_memory

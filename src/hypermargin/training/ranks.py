@@ -20,6 +20,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from hypermargin.common.environment import find_device
+from hypermargin.common.text import first_line
 from hypermargin.data.base import Rows
 from hypermargin.parallel.messages import Group, spread, sum_partial
 from hypermargin.training.config import Config
@@ -41,11 +43,11 @@ class Ranks:
     group: Group = None  # one that carries tensors of the CPU
 
     def share(self, rows: Rows) -> Rows:
-        """This rank's part of a batch."""
+        """Return this rank's part of a batch."""
         return np.array_split(rows, self.world)[self.rank]
 
     def sums(self, values: list[float]) -> list[float]:
-        """The sum of each number over the ranks."""
+        """Return the sum of each number over the ranks."""
         if self.world == 1:
             return values
         total = torch.tensor(values, dtype=torch.float64)
@@ -53,11 +55,11 @@ class Ranks:
         return total.tolist()
 
     def any(self, flag: bool) -> bool:
-        """Whether it is so on any rank."""
+        """Tell whether it is so on any rank."""
         return self.sums([float(flag)])[0] > 0
 
     def gathered(self, thing: T) -> list[T]:
-        """What each rank has, by rank."""
+        """Return what each rank has, by rank."""
         if self.world == 1:
             return [thing]
         every: list[Any] = [None] * self.world
@@ -65,7 +67,7 @@ class Ranks:
         return every
 
     def lead(self, work: Callable[[], T]) -> T:
-        """Rank 0 does it; everybody gets what it returns, or its error."""
+        """Let rank 0 do it; everybody gets what it returns, or its error."""
         if self.world == 1:
             return work()
         found: list[Any] = [None, None]
@@ -82,7 +84,7 @@ class Ranks:
         return answer
 
     def together(self, work: Callable[[], T]) -> T:
-        """Every rank does it; if one fails, all raise an error."""
+        """Let every rank do it; if one fails, all raise an error."""
         if self.world == 1:
             return work()
         problem: Exception | None = None
@@ -99,7 +101,7 @@ class Ranks:
         return answer
 
     def device(self, name: str) -> torch.device:
-        """The device of this rank: with "cuda", each on a machine has its own."""
+        """Return the device of this rank: with "cuda", each on a machine has its own."""
         if self.world > 1 and name.startswith("cuda:"):
             raise ValueError(f"device {name} is one GPU; with {self.world} processes give cuda, for one each.")
         if self.world > 1 and name == "cuda":
@@ -107,14 +109,14 @@ class Ranks:
         return torch.device(name)
 
     def wrapped(self, network: nn.Module, device: torch.device) -> nn.Module:
-        """The network for training steps, whose gradients are averaged over the ranks."""
+        """Return the network for training steps, whose gradients are averaged over the ranks."""
         if self.world == 1 or not any(p.requires_grad for p in network.parameters()):
             return network
         own = [device] if device.type == "cuda" else None
         return nn.parallel.DistributedDataParallel(network, device_ids=own)
 
     def scaler(self, device: torch.device, *, enabled: bool) -> torch.amp.GradScaler:
-        """For float16. A slice may overflow on one rank alone; then all leave the step out."""
+        """Make the scaler for float16. A slice may overflow on one rank alone; then all leave the step out."""
         if self.world == 1:
             return torch.amp.GradScaler(device.type, enabled=enabled)
         from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
@@ -123,7 +125,7 @@ class Ranks:
 
 
 def _sendable(error: Exception | None) -> Exception | None:
-    """The error itself, or its words if it does not survive the way to another process."""
+    """Return the error itself, or its words if it does not survive the way to another process."""
     try:
         copy: Exception | None = pickle.loads(pickle.dumps(error))
         return copy
@@ -137,13 +139,13 @@ def _marked(error: Exception) -> Exception:
 
 
 def of_another(error: BaseException) -> bool:
-    """Whether an error came from another rank, which tells of it."""
+    """Tell whether an error came from another rank, which tells of it."""
     return getattr(error, "of_another_rank", False)
 
 
 @contextlib.contextmanager
 def joined(config: Config) -> Iterator[Ranks]:
-    """The processes of torchrun, or of the caller's process group, if the settings say so; else this one alone."""
+    """Join the processes of torchrun or of the caller's process group if the settings say so; else be alone."""
     started = dist.is_available() and dist.is_initialized()
     world = dist.get_world_size() if started else int(os.environ.get("WORLD_SIZE", "1"))
     if world == 1 or config.shard_classes is False:
@@ -155,7 +157,7 @@ def joined(config: Config) -> Iterator[Ranks]:
         timeout = timedelta(seconds=config.timeout)
         if not started:
             each = torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-            cuda = config.device.startswith(("cuda", "auto")) and torch.cuda.is_available()
+            cuda = find_device(config.device).type == "cuda"
             # NCCL refuses two ranks on one GPU.
             dist.init_process_group("cpu:gloo,cuda:nccl" if cuda and each else "gloo", timeout=timeout)
         try:
@@ -169,7 +171,7 @@ def joined(config: Config) -> Iterator[Ranks]:
 
 @contextlib.contextmanager
 def _naming(rank: int, world: int, config: Config) -> Iterator[None]:
-    """Errors of messages that did not arrive, in words."""
+    """Raise errors of messages that did not arrive in words."""
     try:
         yield
     except RuntimeError as error:
@@ -178,7 +180,7 @@ def _naming(rank: int, world: int, config: Config) -> Iterator[None]:
         plain = type(cause) is RuntimeError and re.search(r"gloo|timeout|connection", str(cause), re.IGNORECASE)
         if not isinstance(cause, dist.DistError) and not plain:
             raise
-        first = str(error).strip().splitlines()[0]
+        first = first_line(error)
         raise LostRankError(
             f"rank {rank} of {world} lost the others: one of them ended, or did not answer for {config.timeout:g} "
             f"s. The first error in the outputs of all ranks says why. ({first[:200]})"
@@ -194,7 +196,7 @@ class SyncedBatchNorm(nn.modules.batchnorm._BatchNorm):
 
     @classmethod
     def like(cls, layer: nn.modules.batchnorm._BatchNorm) -> SyncedBatchNorm:
-        """In its place, with its parameters and buffers."""
+        """Make one in a layer's place, with its parameters and buffers."""
         own = cls(layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats)
         own.weight, own.bias = layer.weight, layer.bias
         own.running_mean, own.running_var = layer.running_mean, layer.running_var
@@ -206,7 +208,7 @@ class SyncedBatchNorm(nn.modules.batchnorm._BatchNorm):
             raise ValueError(f"batch normalisation needs (N, channels, …); got {tuple(input.shape)}.")
 
     def forward(self, input: Tensor) -> Tensor:
-        """As torch's layer does in one process."""
+        """Normalise as torch's layer does in one process."""
         if not self.training or not dist.is_initialized():
             return super().forward(input)
         self._check_input_dim(input)
@@ -229,7 +231,7 @@ class SyncedBatchNorm(nn.modules.batchnorm._BatchNorm):
         return out.to(input.dtype)
 
     def _sum(self, x: Tensor) -> Tensor:
-        """Over the ranks; each uses it for its own rows, so gradients are summed too."""
+        """Sum over the ranks; each uses it for its own rows, so gradients are summed too."""
         return spread(sum_partial(x, None), None)
 
     @torch.no_grad()
@@ -244,7 +246,7 @@ class SyncedBatchNorm(nn.modules.batchnorm._BatchNorm):
 
 
 def sync_batch_norm(network: nn.Module, ranks: Ranks, device: torch.device) -> nn.Module:
-    """The same network, its batch normalisation over the rows of all ranks.
+    """Return the same network, its batch normalisation over the rows of all ranks.
 
     Only torch's own layers: a class derived from them (timm has such) may do more, which would be lost.
     """
@@ -262,7 +264,7 @@ def sync_batch_norm(network: nn.Module, ranks: Ranks, device: torch.device) -> n
 
 
 def least_rows(network: nn.Module, ranks: Ranks) -> int:
-    """Of a batch that can be trained on: batch normalisation needs two, on every rank if it is left to each."""
+    """Return the fewest rows to train on: batch normalisation needs two, on every rank if left to each."""
     norms = (layer for layer in network.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm))
     alone = any(not isinstance(layer, SyncedBatchNorm | nn.SyncBatchNorm) for layer in norms)
     return 2 * ranks.world if alone else 2

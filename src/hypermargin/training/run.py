@@ -29,8 +29,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-import hypermargin
 from hypermargin import checks
+from hypermargin.common.environment import versions
+from hypermargin.common.tensor_files import read_npz
 from hypermargin.data import Array, Data, Scaling, Split
 from hypermargin.files import replacing
 from hypermargin.head import MarginHead
@@ -60,12 +61,12 @@ class About:
     versions: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def to_json(self) -> str:
-        """The file's text."""
+        """Return the file's text."""
         return json.dumps({"format": 1, **dataclasses.asdict(self)}, indent=1, ensure_ascii=False)
 
     @classmethod
     def read(cls, folder: Path) -> About:
-        """From a run's folder."""
+        """Read it from a run's folder."""
         values = read_json(folder / "run.json")
         values.pop("format", None)
         return cls(
@@ -79,7 +80,7 @@ class About:
 
 
 def read_json(path: Path) -> Any:
-    """A JSON file of a run."""
+    """Read a JSON file of a run."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -89,7 +90,7 @@ def read_json(path: Path) -> Any:
 
 
 def describe(data: Data, split: Split, scaling: Scaling, network: nn.Module | None) -> About:
-    """The run.json of a new run."""
+    """Make the run.json of a new run."""
     return About(
         shape=data.shape,
         classes=tuple(data.classes[k] for k in split.classes),
@@ -103,12 +104,12 @@ def describe(data: Data, split: Split, scaling: Scaling, network: nn.Module | No
             "left_out": [list(bad) for bad in data.bad],
         },
         network=None if network is None else f"{type(network).__module__}.{type(network).__qualname__}",
-        versions={"hypermargin": hypermargin.__version__, "torch": torch.__version__, "numpy": np.__version__},
+        versions=versions(),
     )
 
 
 def fingerprint(data: Data) -> str:
-    """A digest of labels, names and some of the samples: enough to notice that a run is resumed on other data."""
+    """Digest labels, names and some of the samples: enough to notice that a run is resumed on other data."""
     digest = hashlib.sha256()
     digest.update(repr((data.shape, data.classes)).encode())
     digest.update(data.labels.tobytes())
@@ -119,16 +120,16 @@ def fingerprint(data: Data) -> str:
 
 
 def save_split(path: Path, split: Split) -> None:
-    """Row numbers, in numpy's format."""
+    """Write the row numbers in numpy's format."""
     with replacing(path) as temporary:
         np.savez_compressed(temporary, **dataclasses.asdict(split))
 
 
 def read_split(path: Path) -> Split:
-    """What `save_split` wrote."""
+    """Read what `save_split` wrote."""
     try:
-        with np.load(path, allow_pickle=False) as saved:
-            parts = {f.name: saved[f.name] for f in dataclasses.fields(Split)}
+        saved = read_npz(path)
+        parts: dict[str, Any] = {f.name: saved[f.name] for f in dataclasses.fields(Split)}
     except FileNotFoundError:
         raise RunError(f"{path.parent} is not a run: {path.name} is missing.") from None
     except Exception as error:  # zipfile, zlib and numpy have many words for a broken file
@@ -138,7 +139,7 @@ def read_split(path: Path) -> Split:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Only one process trains in a folder. The lock ends with the process, however it ends."""
+    """Let only one process train in a folder. The lock ends with the process, however it ends."""
     try:
         import fcntl
     except ModuleNotFoundError:  # not on Windows; there nobody watches
@@ -172,7 +173,7 @@ class Trained:
 
     @torch.no_grad()
     def features(self, samples: Tensor | Array, batch: int = 256) -> Tensor:
-        """(N, dim) features of raw samples, as the training data were: images (N, H, W[, 3]), or vectors (N, d)."""
+        """Compute (N, dim) features of raw samples, as in training: (N, H, W[, 3]) images or (N, d) vectors."""
         raw = torch.as_tensor(samples)
         got = tuple(self.about.scaling(raw[:0]).shape[1:]) if raw.dim() > 1 else ()
         if got != self.about.shape:
@@ -186,12 +187,12 @@ class Trained:
         return torch.cat(parts) if parts else torch.empty(0, self.config.dim)
 
     def embed(self, samples: Tensor | Array, batch: int = 256) -> Tensor:
-        """(N, dim) embeddings of unit length: compare them by their dot product, the cosine."""
+        """Compute (N, dim) embeddings of unit length: compare them by their dot product, the cosine."""
         return nn.functional.normalize(self.features(samples, batch))
 
     @torch.no_grad()
     def predict_proba(self, samples: Tensor | Array, batch: int = 256) -> Tensor:
-        """(N, C) probabilities of the training classes."""
+        """Compute (N, C) probabilities of the training classes."""
         features = self.features(samples, batch).to(self.head.weight.device)
         return self.head.predict_proba(features).cpu()
 
@@ -204,7 +205,7 @@ def load(
     network: nn.Module | None = None,
     trust: bool = False,
 ) -> Trained:
-    """The network and head of a run, in evaluation mode; averaged weights if the run kept them.
+    """Load the network and head of a run, in evaluation mode; averaged weights if the run kept them.
 
     "best" is the checkpoint that did best on the validation part; the last one if there was none. A network that
     was handed to `train` as an object must be handed in again, with any weights.
@@ -238,7 +239,7 @@ def find(
     held: Slices | None = None,
     ranks: Ranks = Ranks(),  # noqa: B008 (frozen)
 ) -> checkpoint.Checkpoint:
-    """A checkpoint of a run; a broken best one gives way to the last."""
+    """Read a checkpoint of a run; a broken best one gives way to the last."""
     said: list[str] = []
     last = checkpoint.load_last(folder / "checkpoints", said.append, held=held, ranks=ranks)
     if last is None:

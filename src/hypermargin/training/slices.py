@@ -1,4 +1,4 @@
-"""What of a run is held in slices by several ranks: everything with a row a class.
+"""What several ranks hold in slices: everything of a run with one row per class.
 
 Tensors of a checkpoint have these names:
 
@@ -14,15 +14,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from hypermargin.common.optimizer_state import PER_ELEMENT
 from hypermargin.head import MarginHead
 from hypermargin.parallel.messages import Group
 
-# What SGD and AdamW keep for each number of a parameter; the rest, like the number of steps, is one for all.
-PER_NUMBER = ("momentum_buffer", "exp_avg", "exp_avg_sq")
-
 
 class Slices(NamedTuple):
-    """Which tensors of a checkpoint have a row a class, and which of their rows this rank holds."""
+    """Which tensors of a checkpoint have one row per class, and which of their rows this rank holds."""
 
     names: frozenset[str]
     start: int
@@ -31,23 +29,23 @@ class Slices(NamedTuple):
     group: Group
 
     def cut(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Whole tensors → this rank's rows of those that have one a class."""
+        """Cut whole tensors to this rank's rows, where they have one per class."""
         return {n: t[self.start : self.stop].clone() if n in self.names else t for n, t in tensors.items()}
 
 
 def slices_of(head: MarginHead, optimizer: torch.optim.Optimizer, group: Group) -> Slices:
-    """Of a sharded head, and an optimiser that trains it."""
+    """Return the slices of a sharded head, and of an optimiser that trains it."""
     own = head.by_class()
     names = {f"{where}.{name}" for name in own for where in ("head", "ema.1")}
     parameters = [p for g in optimizer.param_groups for p in g["params"]]
     for index, parameter in enumerate(parameters):
         if any(parameter is tensor for tensor in own.values()):
-            names |= {f"optimizer.{index}.{name}" for name in PER_NUMBER}
+            names |= {f"optimizer.{index}.{name}" for name in PER_ELEMENT}
     return Slices(frozenset(names), head.part.start, head.part.stop, head.classes, group)
 
 
 def flatten(training: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors of optimiser and averages by name, and all the rest."""
+    """Return the tensors of optimiser and averages by name, and all the rest."""
     optimizer = training["optimizer"]
     tensors: dict[str, Tensor] = {}
     plain: dict[int, dict[str, Any]] = {}
@@ -60,7 +58,7 @@ def flatten(training: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]
 
 
 def unflatten(tensors: dict[str, Tensor], rest: dict[str, Any]) -> dict[str, Any]:
-    """What `flatten` was given."""
+    """Return what `flatten` was given."""
     state = {index: dict(values) for index, values in rest["optimizer"]["state"].items()}
     averages = {}
     for key, value in tensors.items():

@@ -26,13 +26,13 @@ class Window:
         self.sums = {name: list(pair) for name, pair in (state or {}).items()}  # name → [sum, weight]
 
     def add(self, weight: float, **values: float) -> None:
-        """One observation of each, counting `weight` times."""
+        """Add one observation of each, counting `weight` times."""
         for name, value in values.items():
             self._add(name, weight * value, weight)
 
     @classmethod
     def of(cls, windows: Sequence[dict[str, list[float]]]) -> Window:
-        """The sums of several windows together."""
+        """Return the sums of several windows together."""
         every = cls()
         for sums in windows:
             for name, (total, weight) in sums.items():
@@ -45,7 +45,7 @@ class Window:
         sums[1] += weight
 
     def read(self) -> dict[str, float]:
-        """The means so far; the window starts anew."""
+        """Return the means so far; the window starts anew."""
         means = {name: total / weight for name, (total, weight) in self.sums.items() if weight}
         self.sums = {}
         return means
@@ -53,7 +53,7 @@ class Window:
 
 @torch.no_grad()
 def look(head: MarginHead, features: Tensor, labels: Tensor) -> dict[str, float]:
-    """Accuracy, mean angles in degrees, share past the margin's fold, norm percentiles of one batch."""
+    """Measure accuracy, mean angles in degrees, share past the margin's fold, norm percentiles of one batch."""
     features = features.detach().float()
     ordered = features.norm(dim=1).sort().values
     rows = max(16, MOST_LOGITS // head.classes)
@@ -80,7 +80,7 @@ def look(head: MarginHead, features: Tensor, labels: Tensor) -> dict[str, float]
 
 
 def past_fold(head: MarginHead, angle: Tensor) -> Tensor | None:
-    """The share of targets at m1·θ + m2 > π, where the bare cosine would turn back (ArcFace: θ > π − m).
+    """Return the share of targets at m1·θ + m2 > π, where the bare cosine would turn back (ArcFace: θ > π − m).
 
     None for margins that do not turn.
     """
@@ -99,7 +99,7 @@ def past_fold(head: MarginHead, angle: Tensor) -> Tensor | None:
 def diagnose(
     network: nn.Module, inputs: Tensor, features: Tensor, losses: Tensor, precision: str
 ) -> tuple[list[int], str]:
-    """Which rows of the batch are not finite, and what is the likely reason."""
+    """Find which rows of the batch are not finite, and the likely reason."""
 
     def bad(t: Tensor) -> Tensor:
         finite = t.detach().isfinite()

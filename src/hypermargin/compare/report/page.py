@@ -10,10 +10,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from hypermargin.compare import Comparison
+from hypermargin.common.environment import now, versions
 from hypermargin.compare.numbers import MEASURES
 from hypermargin.compare.report.pictures import Row, plane, side_by_side, together, trained_margin
-from hypermargin.deploy.metadata import now, versions
+from hypermargin.compare.results import Comparison
 from hypermargin.files import write_text
 from hypermargin.plots import Display, explorer
 from hypermargin.plots.style import recoloured
@@ -28,12 +28,12 @@ SMALL = (4.2, 3.4)  # inches, of a picture that stands in a row
 
 
 def write_report(found: Comparison) -> None:
-    """`page` as OUT/report.html."""
+    """Write `page` as OUT/report.html."""
     write_text(found.report, page(found))
 
 
 def page(found: Comparison) -> str:
-    """The whole document."""
+    """Return the whole document."""
     name = _name(found)
     css, body, script = explorer.parts()
     moving = plane(found)
@@ -130,7 +130,7 @@ def _list(sentences: Iterable[str]) -> str:
 
 
 def _fixed(text: str) -> str:
-    """Escaped, and without breaks inside 2.4 ± 0.1 %, within, ° and 1e-3."""
+    """Escape text, and keep lines from breaking inside 2.4 ± 0.1 %, within, ° and 1e-3."""
     for loose, kept in (
         (" ± ", "\u00a0±\u00a0"),
         (" %", "\u00a0%"),
@@ -188,7 +188,7 @@ def _failures(found: Comparison) -> str:
 
 
 def _without_paths(text: str, found: Comparison) -> str:
-    """Where things lie on some machine is nobody's business."""
+    """Remove paths: where things lie on some machine is nobody's business."""
     data = Path(str(found.plan.settings.get("data", "")))
     for path in (found.folder.resolve(), found.folder, data.resolve().parent, Path.cwd()):
         text = text.replace(f"{path}/", "") if str(path) not in (".", "/") else text
@@ -196,7 +196,7 @@ def _without_paths(text: str, found: Comparison) -> str:
 
 
 def _picture(display: Display, title: str, caption: str = "", size: tuple[float, float] | None = None) -> str:
-    """Inline, so that the theme switch reaches it."""
+    """Return a picture to stand inline, so that the theme switch reaches it."""
     text = re.sub(r"<\?xml.*?<svg", "<svg", display.svg(size=size), count=1, flags=re.DOTALL)
     text = re.sub(r"<style>@media.*?</style>", "", text, count=1, flags=re.DOTALL)
     text = re.sub(r"<metadata>.*?</metadata>", "", text, count=1, flags=re.DOTALL)
@@ -286,7 +286,7 @@ def _plain(value: Any) -> str:
 
 
 def _json(value: Any) -> str:
-    """For a script element, which no name of a class may end."""
+    """Write JSON for a script element, which no name of a class may end."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
 
 

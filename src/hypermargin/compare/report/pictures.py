@@ -1,4 +1,4 @@
-"""What a report draws: of all heads together, and of each of them side by side."""
+"""The pictures of a report: of all heads together, and of each of them side by side."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hypermargin import margins
-from hypermargin.compare import Comparison
 from hypermargin.compare.plan import Run
 from hypermargin.compare.pool import is_done
+from hypermargin.compare.results import Comparison
 from hypermargin.margins import Margin, NoMargin
 from hypermargin.plots import Display
 from hypermargin.plots.angles import AnglesDisplay
@@ -34,12 +34,12 @@ class Row(NamedTuple):
 
 
 def trained_margin(about: dict[str, Any]) -> Margin:
-    """From a run's measures.json."""
+    """Return the margin in a run's measures.json."""
     return margins.get(about["head"]["margin"])(**about["head"]["numbers"])
 
 
 def together(found: Comparison) -> list[Row]:
-    """Pictures that hold all heads."""
+    """Make the pictures that hold all heads."""
     first = {head: next(iter(seeds.values())) for head, seeds in found.measured.items() if seeds}
     rows = []
     curves: dict[str, Any] = {}
@@ -76,7 +76,7 @@ def together(found: Comparison) -> list[Row]:
 
 
 def side_by_side(found: Comparison) -> list[Row]:
-    """A picture a head, of its first seed that is done; training angles over all seeds."""
+    """Make one picture per head, of its first seed that is done; training angles over all seeds."""
     firsts: dict[str, tuple[Run, dict[str, Any]]] = {}
     for run in found.plan.runs(found.folder):
         if run.head not in firsts and (kept := found.arrays(run)):
@@ -106,7 +106,7 @@ def side_by_side(found: Comparison) -> list[Row]:
 
 
 def _training(found: Comparison) -> dict[str, Display]:
-    """From the logs."""
+    """Draw the angles while training, from the logs."""
     seen: dict[str, list[tuple[list[int], list[float], list[float]]]] = {}
     epochs: dict[str, int] = {}
     for run in found.plan.runs(found.folder):
@@ -131,7 +131,7 @@ def _log(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def plane(found: Comparison) -> list[dict[str, Any]]:
-    """For the moving picture: by head the features at every epoch, three digits of them."""
+    """Return, for the moving picture, by head the features at every epoch, three digits of them."""
     heads = []
     for run in found.plan.plane_runs(found.folder):
         kept = found.arrays(run)
