@@ -13,7 +13,7 @@ from browser import chromium  # noqa: F401  # the fixture `browser`
 from hypothesis import HealthCheck, settings
 
 from hypermargin import cli, margins
-from hypermargin.backends import BACKENDS, Chunked
+from hypermargin.backends import Chunked, backend_names
 from hypermargin.margins import ArcFace, Combined, Piecewise, SphereFace
 from hypermargin.margins.arcface import BEYOND
 
@@ -42,7 +42,7 @@ over_margins = pytest.mark.parametrize("margin", ALL_MARGINS, ids=str)
 over_all_variants = pytest.mark.parametrize("margin", ALL_MARGINS + PUBLISHED_VARIANTS, ids=str)
 # Blocks of three classes, so that the few classes of a test make several blocks and a ragged one.
 TESTED_BACKENDS = {"dense": "dense", "chunked": Chunked(chunk=3)}
-assert set(TESTED_BACKENDS) | {"triton"} == set(BACKENDS)  # which knows float32 only: tests/core/test_fused.py
+assert set(TESTED_BACKENDS) | {"auto", "triton"} == set(backend_names())  # which knows float32 only: tests/core/test_fused.py
 over_backends = pytest.mark.parametrize("backend", list(TESTED_BACKENDS.values()), ids=list(TESTED_BACKENDS))
 
 

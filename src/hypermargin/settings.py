@@ -103,6 +103,13 @@ class HeadSettings:
             return self.scale_floor
         return smallest_scale(self.classes) if self.learn_scale and self.classes > 1 else 1.0
 
+    def as_plain(self) -> dict[str, Any]:
+        """Return what decides how features become logits, as numbers and words that go into a file."""
+        return {
+            "margin": str(self.margin), "rule": str(self.rule), "centres": self.centres, "bias": bool(self.bias),
+            "unit_features": self.unit_features, "unit_weight": self.unit_weight,
+        }  # fmt: skip
+
     @property
     def sides(self) -> dict[str, Any]:
         """What decides how features and weights are multiplied, as arguments of `margin_softmax` and `logits`."""

@@ -5,16 +5,18 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from hypermargin.backends import Rivals
-from hypermargin.backends.dense import dense_rivals
+from hypermargin import rules
+from hypermargin.backends import Backend, Call, Dense, find_backend
+from hypermargin.layout import ClassTable
 from hypermargin.margins import Margin, Piecewise
+from hypermargin.rules import SOFTMAX, Rule
 
-__all__ = ["LAWS", "LawBroken", "broken_laws", "check_backend", "check_margin"]
+__all__ = ["LAWS", "LawBroken", "broken_laws", "check_backend", "check_margin", "check_rule"]
 
 
 class LawBroken(AssertionError):  # noqa: N818  it reads better where it is caught
@@ -125,35 +127,60 @@ LAWS: dict[str, Callable[[Margin], str]] = {
 }
 
 
+def check_rule(rule: Rule) -> None:
+    """Raise `LawBroken` unless a rule's `slope` is the derivative of its `rho`, both finite, on all cosines."""
+    cosine = torch.linspace(-1, 1, 4001, dtype=torch.float64)[None]
+    problems = []
+    for threshold in (-1.5, -0.3, 0.0, 0.7, 1.0):
+        tau = torch.full((1, 1), threshold, dtype=torch.float64) if rule.needs_threshold else None
+        c = cosine.clone().requires_grad_()
+        value, slope = rule.rho(c, tau), rule.slope(cosine, tau)
+        (derivative,) = torch.autograd.grad(value.sum(), c)
+        if not bool(value.isfinite().all() and slope.isfinite().all()):
+            problems.append(f"ρ or its slope is not finite (threshold {threshold:g})")
+        off = (derivative - slope).abs() / (1 + slope.abs())
+        if off.max() > 1e-9:
+            where = float(cosine[0, int(off.argmax())])
+            problems.append(
+                f"slope differs from dρ/dcos by {off.max():.3g} at {where:.4g} (threshold {threshold:g})"
+            )
+        if slope.dtype != cosine.dtype or value.shape != cosine.shape or slope.shape != cosine.shape:
+            problems.append("ρ and slope must have the shape and dtype of the cosines")
+        if not rule.needs_threshold:
+            break
+    if problems:
+        raise LawBroken(f"{rule} breaks its laws:\n  " + "\n  ".join(problems))
+
+
 def check_backend(
-    backend: Callable[..., Rivals],
+    backend: str | Backend,
     *,
     float32_factor: float = 2.0,
     float64: bool = True,
     device: torch.device | str = "cpu",
 ) -> None:
-    """Raise `LawBroken` unless a backend computes what `dense` does, on every kind of input.
+    """Raise `LawBroken` unless a backend computes what `Dense` does, on every kind of input and with every rule it takes.
 
-    `backend(f, weight, local, inside, *, unit_weight, bias, rival_sum, hardest) -> Rivals` as docs/architecture.md
-    describes it. In float64 values and gradients must agree to 1e-9; in float32 the error may be `float32_factor`
-    times that of dense in float32, plus a floor. float64=False is for backends that know float32 only.
+    `backend` is an object with the methods of `hypermargin.backends.Backend`, or a registered name. In float64 values and
+    gradients must agree to 1e-9; in float32 the error may be `float32_factor` times that of dense in float32, plus a
+    floor. float64=False is for backends that know float32 only. Rules that `fitted` refuses are left out.
     """
+    found, problems = find_backend(backend), []
+    every = [SOFTMAX, *(rules.get(name)() for name in rules.names() if name != SOFTMAX.name)]
+    for (name, case), rule in itertools.product(_backend_cases(), every):
+        if not _takes(found, case, rule, torch.device(device)):
+            continue
+        sides = ((True, True), (True, False)) if not rule.is_softmax else itertools.product((True, False), repeat=2)
+        for unit_weight, with_bias in sides:
+            setting = f"{name}, {rule.name}, unit_weight={unit_weight}, bias={with_bias}"
 
-    def there(*tensors: Tensor | None, dtype: torch.dtype) -> list[Tensor | None]:
-        return [None if t is None else t.to(device, dtype if t.is_floating_point() else None) for t in tensors]
+            def outcome(by: Backend, dtype: torch.dtype, case: _Case = case, rule: Rule = rule,
+                        unit: bool = unit_weight, bias: bool = with_bias) -> dict[str, Tensor]:  # fmt: skip
+                return _outcome(by, case.on(torch.device(device), dtype), rule, unit, bias)
 
-    problems = []
-    for name, (f, weight, local, inside) in _backend_cases():
-        for unit_weight, with_bias in itertools.product((True, False), repeat=2):
-            bias = torch.linspace(-1, 1, weight.shape[0], dtype=f.dtype) if with_bias else None
-            setting = f"{name}, unit_weight={unit_weight}, bias={with_bias}"
-            double, single = (
-                there(f, weight, local, inside, bias, dtype=d) for d in (torch.float64, torch.float32)
-            )
-            right = _outcome(dense_rivals, double, unit_weight)
-            usual = _outcome(dense_rivals, single, unit_weight)
-            ours = _outcome(backend, single, unit_weight)
-            ours_double = _outcome(backend, double, unit_weight) if float64 else right
+            right = outcome(Dense(), torch.float64)
+            usual, ours = outcome(Dense(), torch.float32), outcome(found, torch.float32)
+            ours_double = outcome(found, torch.float64) if float64 else right
             for what, value in right.items():
                 size = value.abs().nan_to_num(posinf=0.0).max().item() if value.numel() else 0.0
                 size = size or 1.0  # of zeros; the logits are about 1 to 10
@@ -161,15 +188,40 @@ def check_backend(
                 if off > 1e-9 * size:
                     problems.append(f"{setting}: {what} is off by {off:.3g} in float64")
                 off = _distance(ours[what], value)
-                allowed = float32_factor * _distance(usual[what], value) + 1e-6 * size
+                # A rule rounds a few times more, at logits in the hundreds too.
+                floor = 1e-6 if rule.is_softmax else 5e-6
+                allowed = float32_factor * _distance(usual[what], value) + floor * size
                 if off > allowed:
                     problems.append(f"{setting}: {what} is off by {off:.3g} in float32, allowed {allowed:.3g}")
     if problems:
-        raise LawBroken(f"{getattr(backend, '__name__', backend)} differs from dense:\n  " + "\n  ".join(problems))
+        raise LawBroken(f"{found} differs from dense:\n  " + "\n  ".join(problems))
 
 
-def _backend_cases() -> Iterator[tuple[str, tuple[Tensor, Tensor, Tensor, Tensor | None]]]:
-    """Odd sizes, one and two labels a row, labels outside a slice, zero, repeated and parallel rows."""
+class _Case(NamedTuple):
+    f: Tensor
+    weight: Tensor
+    local: Tensor
+    inside: Tensor | None = None
+
+    def on(self, device: torch.device, dtype: torch.dtype) -> _Case:
+        return _Case._make(
+            None if t is None else t.to(device, dtype if t.is_floating_point() else None) for t in self
+        )
+
+
+def _takes(backend: Backend, case: _Case, rule: Rule, device: torch.device) -> bool:
+    """Tell whether a backend does such a call; softmax's rule it must."""
+    try:
+        backend.fitted(Call(len(case.f), len(case.weight), device, torch.float32, case.f.shape[1], rule))
+    except ValueError:
+        if rule.is_softmax:
+            raise
+        return False
+    return True
+
+
+def _backend_cases() -> Iterator[tuple[str, _Case]]:
+    """Yield odd sizes, one and two labels per row, labels outside a slice, zero, repeated and parallel rows."""
     rng = torch.Generator().manual_seed(5)
 
     def normal(*shape: int) -> Tensor:
@@ -177,35 +229,43 @@ def _backend_cases() -> Iterator[tuple[str, tuple[Tensor, Tensor, Tensor, Tensor
 
     for N, C, d in ((5, 37, 8), (1, 2, 3), (0, 4, 3), (3, 1, 2), (17, 130, 5)):
         local = torch.randint(0, C, (N, 1), generator=rng)
-        yield f"N={N} C={C} d={d}", (3 * normal(N, d), normal(C, d), local, None)
+        yield f"N={N} C={C} d={d}", _Case(3 * normal(N, d), normal(C, d), local)
         if C > 2:
             other = torch.cat((local, (local + 1) % C), 1)
-            yield f"N={N} C={C} d={d}, two labels a row", (3 * normal(N, d), normal(C, d), other, None)
+            yield f"N={N} C={C} d={d}, two labels per row", _Case(3 * normal(N, d), normal(C, d), other)
             shifted = other - C // 2
             inside = (shifted >= 0) & (shifted < C)
-            yield f"N={N} C={C} d={d}, a slice", (3 * normal(N, d), normal(C, d), shifted, inside)
+            yield f"N={N} C={C} d={d}, a slice", _Case(3 * normal(N, d), normal(C, d), shifted, inside)
     f, weight, local = normal(6, 4), normal(9, 4), torch.arange(6)[:, None]
     f[0], f[1], weight[2], weight[8], weight[4] = 0.0, 2 * weight[1], 0.0, 0.0, weight[3]
-    yield "zero, parallel and repeated rows", (f, weight, local, None)
-    yield "large logits", (100 * normal(6, 4), normal(9, 4), local, None)
+    yield "zero, parallel and repeated rows", _Case(f, weight, local)
+    yield "large logits", _Case(100 * normal(6, 4), normal(9, 4), local)
 
 
-def _outcome(backend: Callable[..., Rivals], batch: list[Any], unit_weight: bool) -> dict[str, Tensor]:
-    """All a backend returns, and the gradients of a fixed weighting of it."""
-    f, weight, local, inside, bias = batch
-    leaves = {"df": f, "dW": weight} | ({} if bias is None else {"db": bias})
+def _outcome(backend: Backend, case: _Case, rule: Rule, unit_weight: bool, with_bias: bool) -> dict[str, Tensor]:
+    """Return all that a backend returns, and the gradients of a fixed weighting of it."""
+    f, weight, local, inside = case
+    leaves = {"df": f, "dW": weight}
+    if with_bias:
+        leaves["db"] = torch.linspace(-1, 1, len(weight), dtype=f.dtype, device=f.device)
+    if not rule.is_identity:
+        leaves["by length"] = f.norm(dim=1, keepdim=True)
     leaves = {name: leaf.detach().clone().requires_grad_() for name, leaf in leaves.items()}
-    found = backend(
-        leaves["df"], leaves["dW"], local, inside,
-        unit_weight=unit_weight, bias=leaves.get("db"), rival_sum=True, hardest=True,
-    )  # fmt: skip
+    # Between the cosines, so that rounding does not decide which rivals are above it.
+    threshold = torch.linspace(-0.503, 0.807, max(len(f), 1), dtype=f.dtype, device=f.device)[: len(f), None]
+    at_rows = rule.at(leaves.get("by length"), threshold if rule.needs_threshold else None)
+    table = ClassTable(leaves["dW"], unit_weight, leaves.get("db"), local, inside)
+    fitted = backend.fitted(Call(len(f), len(weight), f.device, f.dtype, f.shape[1], rule))
+    found = fitted(leaves["df"], table, at_rows, rival_sum=rule.is_softmax, hardest=True)
     rows = found.rows if inside is None else found.rows.masked_fill(~inside[..., None], 0.0)
-    if found.rival_sum is None or found.hardest is None:
+    if found.hardest is None or (found.rival_sum is None and rule.is_softmax):
         raise LawBroken("a backend must return rival_sum and hardest when asked for; got None.")
-    values = {"rows": rows, "rivals": found.rivals, "rival_sum": found.rival_sum, "hardest": found.hardest}
+    values = {"rows": rows, "rivals": found.rivals, "hardest": found.hardest}
     weights = torch.linspace(0.5, 1.5, max(f.shape[0], 1), dtype=f.dtype, device=f.device)[: f.shape[0]]
-    finite = found.rivals.masked_fill(found.rivals == -math.inf, 0.0)
-    goal = (weights * finite).sum() + 0.1 * (weights * found.rival_sum).sum()
+    goal = (weights * found.rivals.masked_fill(found.rivals == -math.inf, 0.0)).sum()
+    if found.rival_sum is not None:
+        values["rival_sum"] = found.rival_sum
+        goal = goal + 0.1 * (weights * found.rival_sum).sum()
     by_rows = torch.linspace(-1, 1, max(rows.numel(), 1), dtype=f.dtype, device=f.device)[: rows.numel()]
     goal = goal + (rows * by_rows.reshape(rows.shape)).sum()
     grads = torch.autograd.grad(goal, list(leaves.values()))

@@ -51,11 +51,10 @@ def measure(folder: Path, *, plane: bool, spent: Numbers) -> None:
     about: dict[str, Any] = {
         "numbers": {name: value for name, value in numbers.items() if math.isfinite(value)},
         "head": {
+            **head.settings.as_plain(),
             "margin": head.margin.name,
             "numbers": dataclasses.asdict(trained_margin(head) or head.margin),  # type: ignore[call-overload]
             "scale": float(head.current_scale().detach()),
-            "unit_features": head.unit_features,
-            "unit_weight": head.unit_weight,
         },
         "data": {
             "name": Path(parts.data.name).name,

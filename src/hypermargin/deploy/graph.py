@@ -40,9 +40,9 @@ class Whole(nn.Module):
             head = trained.head
             weight = head.weight.detach().float()
             # W/|W| and s are settled here, so that neither costs anything later.
-            self.weight = unit(weight) if head.unit_weight else weight
+            self.weight = unit(weight) if head.settings.unit_weight else weight
             self.bias = None if head.bias is None else head.bias.detach().float()
-            self.scale, self.unit_features = float(head.current_scale().detach()), head.unit_features
+            self.scale, self.unit_features = float(head.current_scale().detach()), head.settings.unit_features
 
     def forward(self, samples: Tensor) -> dict[str, Tensor]:
         """Compute the outputs of samples (N, H, W), (N, H, W, 3) or (N, d)."""

@@ -85,7 +85,8 @@ def head_from(weights: Weights, name: str, **overrides: Any) -> MarginHead:
     settings.setdefault("dtype", weights.weight.dtype)
     head = create_head(name, weights.dim, weights.classes, **settings)
     state = head.state_dict()
-    given = {key: tensor[head.part.start : head.part.stop] for key, tensor in rows.items()} | weights.rest
+    held = head.layout.held(head.classes)
+    given = {key: tensor[held.start : held.stop] for key, tensor in rows.items()} | weights.rest
     mine = {"scale": "scale", "class_margins": "m"}  # what was said here goes before what the file says
     said = {key for setting, key in mine.items() if setting in overrides}
     given = {k: t for k, t in given.items() if k not in said and not k.startswith("optimizer.")}
@@ -118,7 +119,8 @@ def restore_optimizer(optimizer: Optimizer | Sequence[Optimizer], head: MarginHe
     """
     checks.instance("head", head, MarginHead, "head_from(…)")
     rows = by_class(weights)
-    found = {k: t[head.part.start : head.part.stop] for k, t in rows.items() if k in weights.state}
+    held = head.layout.held(head.classes)
+    found = {k: t[held.start : held.stop] for k, t in rows.items() if k in weights.state}
     found |= {k: t for k, t in weights.rest.items() if k.startswith("optimizer.")}
     if not found:
         raise ValueError("weights hold no optimiser state: make them with weights_of(head, optimizer).")

@@ -12,6 +12,7 @@ from hypermargin import checks
 from hypermargin.head import MarginHead
 from hypermargin.heads.weights import by_class
 from hypermargin.margins import ArcFace, CosFace, Margin, NoMargin, SphereFace
+from hypermargin.rules import SOFTMAX
 from hypermargin.numerics import unit
 
 LOSSES = ("ArcFaceLoss", "CosFaceLoss", "NormalizedSoftmaxLoss", "SphereFaceLoss", "LargeMarginSoftmaxLoss")
@@ -36,12 +37,12 @@ def to_linear(head: MarginHead) -> nn.Linear:
     """Make a layer with the logits of the head; its weight holds s·W, or s·W/|W| where the head normalises it."""
     checks.instance("head", head, MarginHead, "create_head(…)")
     by_class(head)  # all of them, or an error
-    if head.unit_features:
+    if head.settings.unit_features:
         raise ValueError(
             "head has unit_features=True, and an nn.Linear does not normalise its input. Write the rows alone with "
             "heads.write(head, path), or use head.logits."
         )
-    weight = unit(head.weight) if head.unit_weight else head.weight
+    weight = unit(head.weight) if head.settings.unit_weight else head.weight
     linear = nn.Linear(head.dim, head.classes, head.bias is not None, weight.device, weight.dtype)
     linear.weight.copy_(head.current_scale() * weight)
     if head.bias is not None:
@@ -108,7 +109,7 @@ def to_metric_learning(head: MarginHead) -> Any:
     elif isinstance(margin, CosFace):
         loss = losses.CosFaceLoss(**size, margin=margin.m, scale=s)
     elif isinstance(margin, SphereFace):
-        kind = losses.SphereFaceLoss if head.unit_weight else losses.LargeMarginSoftmaxLoss
+        kind = losses.SphereFaceLoss if head.settings.unit_weight else losses.LargeMarginSoftmaxLoss
         loss = kind(**size, margin=int(margin.m), scale=s)
     else:
         loss = losses.NormalizedSoftmaxLoss(**size, temperature=1 / s)
@@ -119,7 +120,7 @@ def to_metric_learning(head: MarginHead) -> Any:
 def _unlike(head: MarginHead) -> str:
     """Say what keeps the head from being a loss of theirs; an empty string if nothing does."""
     margin = head.margin
-    sides = (head.unit_features, head.unit_weight)
+    sides = (head.settings.unit_features, head.settings.unit_weight)
     allowed = [(False, True), (False, False)] if isinstance(margin, SphereFace) else [(True, True)]
     if not isinstance(margin, ArcFace | CosFace | SphereFace | NoMargin):
         return f"its margin is {margin}."
@@ -129,12 +130,19 @@ def _unlike(head: MarginHead) -> str:
         return f'it continues ArcFace past π with beyond="linear", yours is {margin.beyond!r}.'
     if isinstance(margin, SphereFace) and (margin.m % 1 or margin.lam or margin.beyond != "smooth"):
         return f"its m is a whole number without λ; yours is {margin}."
-    if head.bias is not None or head.m is not None or len(head.schedules) or head.label_smoothing:
+    if head.bias is not None or head.m is not None or len(head.schedules) or head.settings.label_smoothing:
         return "it has no bias, no margins by class, no schedules and no label smoothing."
-    if head.sample is not None or head.scale_mode == "adacos-dynamic":
+    if (
+        head.settings.rule != SOFTMAX
+        or head.settings.centres > 1
+        or head.offsets is not None
+        or len(head.row_terms)
+    ):
+        return "it has softmax's rule, one centre per class, no offsets and no row terms."
+    if head.settings.sample is not None or head.settings.scale == "adacos-dynamic":
         return "it uses all classes at every step, and one scale."
-    if head.reduction != "mean":
-        return f"its loss is the mean over the rows, yours has reduction={head.reduction!r}."
-    if head.gradient != "exact":
-        return f'its gradient is "exact", yours is {head.gradient!r}.'
+    if head.settings.reduction != "mean":
+        return f"its loss is the mean over the rows, yours has reduction={head.settings.reduction!r}."
+    if head.settings.gradient != "exact":
+        return f'its gradient is "exact", yours is {head.settings.gradient!r}.'
     return ""

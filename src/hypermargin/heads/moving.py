@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hypermargin.advise import adacos_scale, smallest_scale
+from hypermargin.scales import adacos_scale
 from hypermargin.head import MarginHead
 from hypermargin.heads.convert import Optimizers, as_list, goes_by_class
 from hypermargin.heads.weights import Weights, by_class, set_classes
@@ -182,8 +182,6 @@ def _state(optimizer: Optimizer, group: dict[str, Any], param: Tensor, plan: Pla
 
 
 def _scale(head: MarginHead, classes: int) -> None:
-    """Set again what a head sets by its number of classes: AdaCos's scale, the floor of a learned one."""
-    if head.scale_mode == "adacos":
+    """Set AdaCos's scale anew, which goes by the number of classes."""
+    if head.settings.scale == "adacos":
         head.scale.fill_(adacos_scale(classes))
-    if head.learn_scale and head.classes > 1 and head.scale_floor == smallest_scale(head.classes):
-        head.scale_floor = smallest_scale(classes) if classes > 1 else 1.0

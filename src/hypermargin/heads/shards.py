@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Iterable
 from typing import TypeVar
 
@@ -15,10 +16,7 @@ from hypermargin.heads.weights import Weights, by_class, set_classes
 from hypermargin.parallel.shard import class_range
 
 T = TypeVar("T", MarginHead, Weights)
-SETTINGS = (
-    "dim", "margin", "unit_features", "unit_weight", "gradient", "scale_mode", "scale_floor", "learn_scale",
-    "learn_margin", "margin_reward", "ignore_index", "label_smoothing", "reduction", "sample",
-)  # fmt: skip
+DIFFERENT = ("classes", "check", "backend", "shard")  # settings in which parts of one head may differ
 
 
 @torch.no_grad()
@@ -68,7 +66,7 @@ def _with(target: T, rows: dict[str, Tensor]) -> T:
         return found
     # Neither copied: the optimiser stays with the head it belongs to, and the old rows are large.
     shell = copy.copy(target)
-    shell.__dict__["fused_optimizer"] = None
+    shell.__dict__["training_backend"] = None
     memo: dict[int, object] = {}
     for name, old in by_class(target).items():
         new = rows[name]
@@ -99,4 +97,6 @@ def _settings(target: MarginHead | Weights) -> dict[str, object]:
     if isinstance(target, Weights):
         return dict(target.rest)
     rows, state = by_class(target), target.state_dict()
-    return {name: getattr(target, name) for name in SETTINGS} | {k: t for k, t in state.items() if k not in rows}
+    settings = {f.name: getattr(target.settings, f.name) for f in dataclasses.fields(target.settings)}
+    settings = {name: value for name, value in settings.items() if name not in DIFFERENT}
+    return settings | {k: t for k, t in state.items() if k not in rows}

@@ -92,7 +92,11 @@ def by_class(target: MarginHead | Weights) -> dict[str, Tensor]:
             "heads.from_metric_learning make heads of others'."
         )
     rows = target.by_class()
-    if target.shard is not None or len(rows["weight"]) != target.classes:
+    if target.settings.centres > 1:
+        raise ValueError(
+            f"head has {target.settings.centres} centres per class; classes are changed, cut and joined with one only."
+        )
+    if target.settings.shard is not None or len(rows["weight"]) != target.classes:
         raise ValueError(
             f"head is sharded and holds {len(rows['weight'])} of {target.classes} classes. heads.write it on every "
             "rank, and change the files: heads.read joins them."
@@ -102,5 +106,4 @@ def by_class(target: MarginHead | Weights) -> dict[str, Tensor]:
 
 def set_classes(head: MarginHead, classes: int) -> None:
     """Tell a head how many classes it holds now."""
-    head.classes = classes
-    head.part = dataclasses.replace(head.part, classes=classes, start=0, stop=classes)
+    head.settings = dataclasses.replace(head.settings, classes=classes)

@@ -80,7 +80,7 @@ class NormStatistics(RowMargin):
         average = norm.masked_fill(~used, 0.0).sum() / count.clamp(min=1)
         squares = (norm - average).square().masked_fill(~used, 0.0).sum()
         spread = (squares / (count - 1).clamp(min=1)).sqrt()
-        share = torch.where(count > 1, self.margin.momentum, 0.0).to(norm.dtype)
+        share = self.margin.momentum * (count > 1).to(norm.dtype)
         return mean + share * (average - mean), deviation + share * (spread - deviation)
 
     def advance(self) -> None:

@@ -121,7 +121,7 @@ def weights(
         trained = load(folder)
         heads[trained.config.head] = trained.head
     number = _training_counts(Path(folders[0])) if counts else None
-    unit_weight = {name: head.unit_weight for name, head in heads.items()}
+    unit_weight = {name: head.settings.unit_weight for name, head in heads.items()}
     return WeightsDisplay.of({name: effective(head) for name, head in heads.items()}, number, unit=unit_weight)
 
 

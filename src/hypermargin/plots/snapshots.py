@@ -112,7 +112,7 @@ def _look(parts: Parts, part: str, name: str, step: int) -> Snapshot:
 def effective(head: MarginHead) -> Tensor:
     """The class weights as the logits see them: unit where the head makes them so. A copy."""
     weight = head.weight.detach().float().cpu()
-    return unit(weight) if head.unit_weight else weight.clone()
+    return unit(weight) if head.settings.unit_weight else weight.clone()
 
 
 # In two dimensions one sees what a head does. All checkpoints are kept, to see it happen.

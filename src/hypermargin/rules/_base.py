@@ -153,8 +153,9 @@ class RuleAtRows(NamedTuple):
         return z if self.length is None else self.length * self.rule.rho(self.cosine(z), self.threshold)
 
     def slope(self, z: Tensor) -> Tensor:
-        """Return the derivative of `rho` by z."""
-        return self.rule.slope(self.cosine(z), self.threshold)
+        """Return the derivative of `rho` by z; 0 where f is zero."""
+        assert self.length is not None
+        return self.rule.slope(self.cosine(z), self.threshold) * (self.length != 0)
 
     def slope_by_length(self, z: Tensor) -> Tensor:
         """Return the derivative of `rho` by |f|, z held fixed: ρ(c) − c·ρ′(c)."""

@@ -36,5 +36,5 @@ class MVSoftmax(Rule):
     def slope(self, cosine: Tensor, threshold: Tensor | None) -> Tensor:
         """Return 1 + t where it is raised in proportion, else 1."""
         assert threshold is not None
-        steep = 1 + self.t if self.kind == "adaptive" else 1.0
-        return torch.where(cosine > threshold, steep, 1.0).to(cosine.dtype)
+        more = self.t if self.kind == "adaptive" else 0.0
+        return 1 + more * (cosine > threshold).to(cosine.dtype)

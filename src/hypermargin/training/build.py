@@ -17,7 +17,7 @@ from hypermargin.family import FAMILY, create_head
 from hypermargin.head import MarginHead
 from hypermargin.margins import number_fields
 from hypermargin.parallel.partial_fc import PartialFC
-from hypermargin.parallel.shard import Part, Shard
+from hypermargin.parallel import Shard, Sharded
 from hypermargin.schedule import Alternation, LambdaAnnealing, MarginWarmup, Schedule
 from hypermargin.training.config import Config
 from hypermargin.training.optim import rate
@@ -134,9 +134,9 @@ def build_head(config: Config, classes: int, *, sharded: bool = False) -> Margin
         overrides["schedule"] = schedules
     head = create_head(config.head, config.dim, classes, **overrides)
     if config.shard_classes and not sharded:  # one process starts where several would
-        Part(classes, 0, classes, shard=shard).first_weights(head.weight, head.dim**-0.5)
+        Sharded(classes, shard=shard).first_weights(head.weight, head.dim**-0.5)
     # The loop looks at every loss itself, and can say more than the head about a bad one.
-    head.check = False
+    head.settings = dataclasses.replace(head.settings, check=False)
     return head
 
 

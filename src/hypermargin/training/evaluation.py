@@ -180,10 +180,10 @@ def decide(head: MarginHead, features: Tensor, targets: Rows) -> tuple[float, Ro
 
     The ranks of a sharded head come together, each with samples of its own.
     """
-    block = max(1, 2**24 // head.classes // head.part.world)  # 64 MB of logits
+    block = max(1, 2**24 // head.classes // head.layout.world)  # 64 MB of logits
     device, own = head.weight.device, torch.from_numpy(targets)
     # All ranks ask as often as the one with most samples.
-    most = int(head.part.largest(torch.tensor(len(features), device=device)))
+    most = int(head.layout.largest(torch.tensor(len(features), device=device)))
     loss, taken = 0.0, []
     for start in range(0, most, block):
         logits = head.logits(features[start : start + block].to(device)).cpu()

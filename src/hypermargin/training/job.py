@@ -254,7 +254,7 @@ def _describe(trainer: Trainer, advised: bool, tell: Say) -> None:
     if len(data.bad) > 10:
         tell(f"left out: {len(data.bad) - 10} more, listed in run.json")
     size = sum(p.numel() for p in trainer.network.parameters())
-    numbers = [f"s = {head.current_scale().item():g}"] if head.unit_features else []
+    numbers = [f"s = {head.current_scale().item():g}"] if head.settings.unit_features else []
     m = head.margin.m
     if m is not None:
         numbers.append(f"m = {', '.join(f'{v:g}' for v in (m if isinstance(m, tuple) else (m,)))}")

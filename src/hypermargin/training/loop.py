@@ -6,6 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -182,7 +183,7 @@ class Trainer:
         set_rate(self.optimizer, factor)
         if config.clip:
             self.scaler.unscale_(self.optimizer)
-            clip_gradients(self.parameters, config.clip, list(self.head.by_class().values()), self.head.part)
+            clip_gradients(self.parameters, config.clip, list(self.head.by_class().values()), self.head.layout)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         if self.ema:
@@ -204,7 +205,7 @@ class Trainer:
         self, raw: Tensor, rows: Rows, inputs: Tensor, features: Tensor, labels: Tensor
     ) -> watch.DivergedError:
         """Make the error, after keeping the batch for a closer look."""
-        self.head.reduction = "none"
+        self.head.settings = replace(self.head.settings, reduction="none")
         with torch.no_grad():
             losses = self.head.eval()(features, labels)
         bad, why = watch.diagnose(self.network, inputs, features, losses, self.config.precision)

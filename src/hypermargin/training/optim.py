@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hypermargin import checks
 from hypermargin.head import MarginHead
 from hypermargin.optim import SampledSGD
-from hypermargin.parallel.shard import Part
+from hypermargin.layout import Layout
 
 RATES = ("constant", "cosine", "polynomial", "step")
 OPTIMIZERS = ("adamw", "sgd")
@@ -133,10 +133,10 @@ def set_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
 
 
 @torch.no_grad()
-def clip_gradients(parameters: Sequence[Tensor], most: float, by_class: Sequence[Tensor], part: Part) -> None:
+def clip_gradients(parameters: Sequence[Tensor], most: float, by_class: Sequence[Tensor], layout: Layout) -> None:
     """Shorten the gradient of all parameters together to the length `most`.
 
-    Those `by_class` are held in slices by the ranks of `part`, so their squares are summed over these.
+    Those `by_class` are held in slices by the ranks of `layout`, so their squares are summed over these.
     """
     grads: dict[bool, list[Tensor]] = {True: [], False: []}
     for parameter in parameters:
@@ -144,11 +144,11 @@ def clip_gradients(parameters: Sequence[Tensor], most: float, by_class: Sequence
             continue
         if parameter.grad.is_sparse:
             parameter.grad = parameter.grad.coalesce()  # so that changing its values changes it
-        sliced = part.world > 1 and any(parameter is each for each in by_class)
+        sliced = layout.world > 1 and any(parameter is each for each in by_class)
         grads[sliced].append(parameter.grad.values() if parameter.grad.is_sparse else parameter.grad)
     norm = nn.utils.get_total_norm(grads[False])
-    if part.world > 1:
-        norm = (norm.square() + part.sum(nn.utils.get_total_norm(grads[True]).square())).sqrt()
+    if layout.world > 1:
+        norm = (norm.square() + layout.sum(nn.utils.get_total_norm(grads[True]).square())).sqrt()
     torch._foreach_mul_(grads[False] + grads[True], (most / (norm + 1e-6)).clamp(max=1.0))
 
 

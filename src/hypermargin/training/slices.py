@@ -35,13 +35,13 @@ class Slices(NamedTuple):
 
 def slices_of(head: MarginHead, optimizer: torch.optim.Optimizer, group: Group) -> Slices:
     """Return the slices of a sharded head, and of an optimiser that trains it."""
-    own = head.by_class()
+    own, held = head.by_class(), head.layout.held(head.classes)
     names = {f"{where}.{name}" for name in own for where in ("head", "ema.1")}
     parameters = [p for g in optimizer.param_groups for p in g["params"]]
     for index, parameter in enumerate(parameters):
         if any(parameter is tensor for tensor in own.values()):
             names |= {f"optimizer.{index}.{name}" for name in PER_ELEMENT}
-    return Slices(frozenset(names), head.part.start, head.part.stop, head.classes, group)
+    return Slices(frozenset(names), held.start, held.stop, head.classes, group)
 
 
 def flatten(training: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:

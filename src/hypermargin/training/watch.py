@@ -60,14 +60,14 @@ def look(head: MarginHead, features: Tensor, labels: Tensor) -> dict[str, float]
     features, labels = features[:rows], labels[:rows]
     found = head.scores(features, labels)
     # Logits of weights of unit length are cosines but for one factor a row.
-    plain = head.unit_weight and head.bias is None
+    plain = head.settings.unit_weight and head.bias is None
     cosines = found if plain else head.scores(features, labels, cosines=True)
     if not len(ordered):  # the other ranks have rows
         return {}
     assert found.hardest is not None
     assert cosines.hardest is not None
     seen = {"accuracy": (found.target[:, 0] > found.hardest).float().mean()}
-    length = head.current_scale() * (1.0 if head.unit_features else features.norm(dim=1))
+    length = head.current_scale() * (1.0 if head.settings.unit_features else features.norm(dim=1))
     rival = cosines.hardest / length if plain else cosines.hardest
     seen["angle"] = found.angle[:, 0].mean().rad2deg()
     seen["rival_angle"] = rival.clamp(-1, 1).acos().mean().rad2deg()
