@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 
-from benchmarks.suite import fused, fused_tables, head
-from benchmarks.suite.contenders import CONTENDERS, Contender, Problem
+from benchmarks import fused, fused_tables, head
+from benchmarks.contenders import CONTENDERS, Contender, Problem
 
 RUNNABLE = [c for c in CONTENDERS if not c.absent("cpu") and "compile" not in c.name]
 
@@ -139,7 +139,7 @@ def test_the_command_writes_whole_files(run, tmp_path):
 
 
 def test_the_picture_shows_every_curve(tmp_path):
-    from benchmarks.suite.plot import plot_sweep
+    from benchmarks.plot import plot_sweep
 
     sweep = [
         {"name": name, "classes": c, "min": 1e-3 * c, "memory": 1000 * c}

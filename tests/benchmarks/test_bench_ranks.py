@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.suite import partial, ranks
-from benchmarks.suite.crew import RankError
+from benchmarks import partial, ranks
+from benchmarks.crew import RankError
 from hypermargin import cli
 from hypermargin.backends import traffic
 

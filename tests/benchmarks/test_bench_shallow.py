@@ -21,10 +21,10 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from benchmarks.suite import shallow
-from benchmarks.suite import shallow_folds as folds
-from benchmarks.suite import shallow_parts as others
-from benchmarks.suite.shallow_tables import TITLES, as_markdown
+from benchmarks import shallow
+from benchmarks import shallow_folds as folds
+from benchmarks import shallow_parts as others
+from benchmarks.shallow_tables import TITLES, as_markdown
 from hypermargin import MarginSoftmaxClassifier
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.suite import loader, step
+from benchmarks import loader, step
 from hypermargin import cli
 from hypermargin.data import read_records
 
