@@ -3,14 +3,12 @@
 import dataclasses
 import json
 import math
-import sys
 
 import numpy as np
 import pytest
 import torch
 
 from benchmarks import loader, step
-from hypermargin import cli
 from hypermargin.data import read_records
 
 SMALL_STEPS = [dataclasses.replace(case, classes=min(case.classes, 30), batch=8, steps=3) for case in step.CASES]
@@ -126,19 +124,7 @@ def test_made_records_are_insightfaces(tmp_path):
     assert len(read_records(tmp_path / "train.rec")) == 41  # scanned: the padding is right
 
 
-@pytest.mark.parametrize("name", ["loader", "step"])
-def test_help(name, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["hypermargin", "bench", name, "--help"])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    assert not end.value.code
-    printed = capsys.readouterr().out
-    assert all(word in printed for word in ("--threads", "--rounds", "--out", f"hypermargin bench {name}"))
-
-
-def test_step_of_an_unknown_case_is_refused(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["hypermargin", "bench", "step", "--only", "resnet"])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    assert end.value.code == 2
-    assert "--only 'resnet' is in no case's name: lenet++" in capsys.readouterr().err
+def test_step_of_an_unknown_case_is_refused(bench):
+    code, _, err = bench(step, "--only", "resnet")
+    assert code == 2
+    assert "--only 'resnet' is in no case's name: lenet++" in err
