@@ -104,7 +104,7 @@ def walk(call: Callable[[], object], package: Path) -> dict[str, Any]:
     ours: list[tuple[CodeType, int]] = []
 
     def note(frame: FrameType, event: str, _: object) -> None:
-        if event != "call" or frame in begun or frame.f_code is call.__code__:  # type: ignore[attr-defined]
+        if event != "call" or frame in begun or frame.f_code is call.__code__:
             return
         begun.add(frame)
         if Path(frame.f_code.co_filename).is_relative_to(package):

@@ -5,6 +5,7 @@ import importlib
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,12 @@ partial_fc.main(["--classes", "600", "--steps", "1", "--draws", "2", "--out", sy
     assert done.returncode == 0, done.stderr
     assert "# Partial FC" in done.stdout
     assert sorted(path.name for path in tmp_path.iterdir()) == ["partial-fc.json", "partial-fc.md"]
+
+
+def test_the_wheel_has_the_package_alone():
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]["build"]
+    assert build["targets"]["wheel"] == {"packages": ["src/hypermargin"]}
+    assert not (ROOT / "src" / "hypermargin" / "bench").exists()
 
 
 def test_the_package_imports_no_benchmark():
