@@ -116,7 +116,7 @@ def as_markdown(result: dict[str, Any]) -> str:
         f"# Evaluation: all pairs of {p['samples']:,} × {p['dim']}, {p['threads']} threads, {p['device']}",
         "",
         in_words(env),
-        f"{PER_IDENTITY} samples an identity; best of {p['rounds']} interleaved rounds. The product is the whole "
+        f"{PER_IDENTITY} samples per identity; best of {p['rounds']} interleaved rounds. The product is the whole "
         "square, every pair twice; ratios are by pair. Memory is the most alive beyond what was alive before, in a "
         f"fresh process. scikit-learn has the first {min(SUBSET, p['samples']):,} samples, sorts all their scores, "
         "and gives the curve and its area only.",

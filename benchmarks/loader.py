@@ -1,4 +1,4 @@
-"""The loader benchmark: images a second from files to scaled batches, ours beside what people write.
+"""The loader benchmark: images per second from files to scaled batches, ours beside what people write.
 
 Every contender starts at a path and delivers each image once, shuffled, in float batches. The images are made here:
 crops of a smooth random texture with the 1/f spectrum of photographs, so that their JPEGs have a realistic size.
@@ -208,7 +208,7 @@ def floor(case: Case, size: int) -> Callable[[], object]:
 
 
 def measure(case: Case, images: int, size: int, workers: int, rounds: int) -> dict[str, Any]:
-    """Images a second of every contender: the best of interleaved rounds."""
+    """Images per second of every contender: the best of interleaved rounds."""
     steps: dict[str, Callable[[], Any]] = {"floor": floor(case, size)}
     for name, source in contenders(case, size, workers).items():
         steps[name] = _whole(source, images, size)
@@ -228,7 +228,7 @@ def as_markdown(result: dict[str, Any]) -> str:
         f"# Loader: {p['images']:,} images to {p['size']}×{p['size']}, {p['workers']} workers, {env['device']}",
         "",
         in_words(env),
-        "Images a second, in brackets as a multiple of torch's DataLoader: from opening the path to shuffled float "
+        "Images per second, in brackets as a multiple of torch's DataLoader: from opening the path to shuffled float "
         f"batches of {p['batch']}, files in the system's cache, best of {p['rounds']} interleaved rounds. The "
         "images are crops of a smooth random texture with the spectrum of photographs. Floor: PIL's decoder alone "
         f"in one process × {max(1, p['workers'])} cores; of the array, np.load alone. The plain loop "

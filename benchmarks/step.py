@@ -147,7 +147,7 @@ class Setup:
 
 
 def measure(case: Case, rounds: int) -> dict[str, Any]:
-    """Milliseconds a step: the mean over the steps of each one's least time in interleaved rounds."""
+    """Milliseconds per step: the mean over the steps of each one's least time in interleaved rounds."""
     setup = Setup(case)
     seconds: dict[str, list[Array]] = {name: [] for name in CONTENDERS}
 
@@ -172,7 +172,7 @@ def as_markdown(result: dict[str, Any]) -> str:
         "",
         in_words(env),
         "AdamW with the same groups, gradient clipping, batches in memory, the same weights in the end. "
-        "Milliseconds a step: the mean over the steps of each one's least time in "
+        "Milliseconds per step: the mean over the steps of each one's least time in "
         f"{result['rounds']} interleaved rounds. The trainer watches every 10 steps, logs every 50 and is "
         "deterministic, as by default; no evaluation, no checkpoint.",
         "",
