@@ -39,7 +39,7 @@ TINY_LOSS = (3e-9, 3e-8)
 
 
 def ceilings(copied: int = 8_000_000_000, side: int = 8192) -> dict[str, Any]:
-    """What this GPU does at best: bytes per second, read and written, of a copy; operations of a bfloat16 product."""
+    """At best on this GPU: bytes per second, read and written, of a copy; operations of a bfloat16 product."""
     source = torch.zeros(copied, dtype=torch.uint8, device="cuda")
     moved = 2 * copied / _median(partial(torch.empty_like(source).copy_, source))
     a, b, c = (torch.randn(side, side, device="cuda").bfloat16() for _ in range(3))
