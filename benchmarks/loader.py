@@ -229,9 +229,9 @@ def as_markdown(result: dict[str, Any]) -> str:
         "",
         in_words(env),
         "Images per second, in brackets as a multiple of torch's DataLoader: from opening the path to shuffled "
-        f"float batches of {p['batch']}, files in the system's cache, best of {p['rounds']} interleaved rounds. The "
-        "images are crops of a smooth random texture with the spectrum of photographs. Floor: PIL's decoder alone "
-        f"in one process × {max(1, p['workers'])} cores; of the array, np.load alone. The plain loop "
+        f"float batches of {p['batch']}, files in the system's cache, best of {p['rounds']} interleaved rounds. "
+        "The images are crops of a smooth random texture with the spectrum of photographs. Floor: PIL's decoder "
+        f"alone in one process × {max(1, p['workers'])} cores; of the array, np.load alone. The plain loop "
         "and the DataLoader's data set do Image.open, convert, resize, np.array; bytes are scaled a batch at "
         "a time in all.",
         "",
