@@ -43,7 +43,7 @@ test-slow: $(READY)  ## the slow tests too (inductor)
 check: $(READY)  ## ruff (lint and format) and mypy --strict
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy --strict src
+	@$(BIN)/mypy --strict src benchmarks
 
 format: $(READY)  ## apply ruff's format and its safe fixes
 	@$(BIN)/ruff check --fix .

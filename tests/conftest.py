@@ -58,3 +58,19 @@ def run(monkeypatch, capsys):
         return end.value.code or 0, printed.out, printed.err
 
     return call
+
+
+@pytest.fixture
+def bench(capsys):
+    """`bench(step, "--rounds", 2)`: a benchmark's command line in this process; exit code, stdout, stderr."""
+
+    def call(module, *arguments):
+        code = 0
+        try:
+            module.main([*map(str, arguments)])
+        except SystemExit as end:
+            code = end.code or 0
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return call

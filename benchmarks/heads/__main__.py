@@ -16,7 +16,7 @@ import torch
 from benchmarks.heads import plan, quality
 from benchmarks.heads.loop import Spec, race
 from benchmarks.heads.tasks import FILES, Task, fewer, load
-from benchmarks.suite.head import environment
+from benchmarks.record import environment
 
 STUDIES = "search", "final", "untuned", "turns", "difficulty", "quality"
 

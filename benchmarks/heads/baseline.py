@@ -16,7 +16,7 @@ from sklearn.decomposition import PCA
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from benchmarks.heads.tasks import load
-from benchmarks.suite.head import environment
+from benchmarks.record import environment
 from hypermargin.evaluate import identification, verification
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.heads import plan
 from benchmarks.heads.loop import Spec
 from benchmarks.heads.tasks import CLOSED
-from benchmarks.suite.head import in_words
+from benchmarks.record import in_words
 
 Result = dict[str, Any]
 

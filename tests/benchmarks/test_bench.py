@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 
-from benchmarks.suite import fused, fused_tables, head
-from benchmarks.suite.contenders import CONTENDERS, Contender, Problem
+from benchmarks import fused, fused_tables, head, slices
+from benchmarks.contenders import CONTENDERS, Contender, Problem
 
 RUNNABLE = [c for c in CONTENDERS if not c.absent("cpu") and "compile" not in c.name]
 
@@ -97,8 +97,9 @@ def test_the_fused_table_has_every_section():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_the_fused_benchmark_without_a_gpu_says_so(run):
-    code, _, err = run("bench", "fused")
+@pytest.mark.parametrize("module", [fused, slices], ids=["fused", "slices"])
+def test_a_benchmark_of_the_gpu_says_so_where_there_is_none(bench, module):
+    code, _, err = bench(module)
     assert code == 2
     assert "there is no CUDA device" in err
     assert "Traceback" not in err
@@ -121,9 +122,9 @@ def test_a_contender_that_runs_out_of_memory_is_listed_and_the_others_go_on(monk
 
 
 @pytest.mark.slow
-def test_the_command_writes_whole_files(run, tmp_path):
+def test_the_command_writes_whole_files(bench, tmp_path):
     size = ("--rows", 4, "--classes", 60, "--dim", 5, "--rounds", 1, "--growth-to", 10_000)
-    code, out, _ = run("bench", "head", *size, "--only", "hypermargin chunked", "--out", tmp_path)
+    code, out, _ = bench(head, *size, "--only", "hypermargin chunked", "--out", tmp_path)
     assert code == 0
     assert "| hypermargin chunked |" in out
     (stored,) = tmp_path.glob("*.json")
@@ -139,7 +140,7 @@ def test_the_command_writes_whole_files(run, tmp_path):
 
 
 def test_the_picture_shows_every_curve(tmp_path):
-    from benchmarks.suite.plot import plot_sweep
+    from benchmarks.plot import plot_sweep
 
     sweep = [
         {"name": name, "classes": c, "min": 1e-3 * c, "memory": 1000 * c}

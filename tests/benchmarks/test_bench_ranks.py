@@ -6,14 +6,12 @@ import multiprocessing
 import os
 import signal
 import statistics
-import sys
 from pathlib import Path
 
 import pytest
 
-from benchmarks.suite import partial, ranks
-from benchmarks.suite.crew import RankError
-from hypermargin import cli
+from benchmarks import partial_fc, ranks
+from benchmarks.crew import RankError
 from hypermargin.backends import traffic
 
 C, D, N, WORLDS = 30_000, 64, 24, (1, 3)
@@ -119,48 +117,35 @@ def test_different_losses_are_refused():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--worlds", "1,two"], "--worlds must be whole numbers with commas, such as 1,2,4; got '1,two'"),
+        (["--worlds", "1,two"], "--worlds: must be whole numbers with commas, such as 1,2,4; got '1,two'"),
         (["--worlds", "2,2"], "--worlds must be different numbers of ranks from 1 on"),
         (["--worlds", "0,2"], "--worlds must be different numbers of ranks from 1 on"),
         (["--rows", "250"], "got 250. Take 252."),
         (["--rows", "0"], "--rows must be at least 1; got 0"),
         (["--rate", "1.5"], "--rate must lie in (0, 1]"),
-        (["--classes", "3"], "--classes must be at least one a rank, 4; got 3"),
+        (["--classes", "3"], "--classes must be at least one per rank, 4; got 3"),
         (["--classes", "9000000000"], "Take fewer."),
     ],
 )
-def test_nonsense_is_refused_in_words(arguments, words, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["hypermargin", "bench", "ranks", *arguments])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    assert end.value.code == 2
-    said = " ".join(capsys.readouterr().err.split())
-    assert words in said
+def test_nonsense_is_refused_in_words(arguments, words, bench):
+    code, _, err = bench(ranks, *arguments)
+    assert code == 2
+    assert words in " ".join(err.split())
 
 
-def test_help_and_a_failure_on_the_command_line(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["hypermargin", "bench", "ranks", "--help"])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    assert not end.value.code
-    printed = capsys.readouterr().out
-    assert all(word in printed for word in ("--worlds", "--rate", "--out", "hypermargin bench ranks --out results"))
-
+def test_a_failure_on_the_command_line(bench, monkeypatch):
     def fail(*_, **__):
         raise RankError("rank 1 of 2 failed, which ends the benchmark: it was killed by SIGKILL.")
 
     monkeypatch.setattr(ranks, "run", fail)
-    monkeypatch.setattr(sys, "argv", ["hypermargin", "bench", "ranks"])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    assert end.value.code == 1
-    assert "Error: rank 1 of 2 failed" in capsys.readouterr().err
+    code, _, _ = bench(ranks)
+    assert code == "Error: rank 1 of 2 failed, which ends the benchmark: it was killed by SIGKILL."  # exit code 1
 
 
 def test_a_sample_of_the_classes(tmp_path, monkeypatch):
     """The correction brings Σ exp z nearer, at every rate; the table says what the numbers say."""
-    monkeypatch.setattr(partial, "SEEDS", (1,))
-    found = partial.run(tmp_path, lambda _: None, classes=3000, steps=2, draws=3)
+    monkeypatch.setattr(partial_fc, "SEEDS", (1,))
+    found = partial_fc.run(tmp_path, lambda _: None, classes=3000, steps=2, draws=3)
     assert json.loads((tmp_path / "partial-fc.json").read_text())["estimates"] == found["estimates"]
     for as_published, corrected in zip(found["estimates"][::2], found["estimates"][1::2], strict=True):
         assert not as_published["correct"]

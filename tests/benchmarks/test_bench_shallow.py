@@ -21,10 +21,10 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from benchmarks.suite import shallow
-from benchmarks.suite import shallow_folds as folds
-from benchmarks.suite import shallow_parts as others
-from benchmarks.suite.shallow_tables import TITLES, as_markdown
+from benchmarks import shallow
+from benchmarks import shallow_folds as folds
+from benchmarks import shallow_parts as others
+from benchmarks.shallow_tables import TITLES, as_markdown
 from hypermargin import MarginSoftmaxClassifier
 
 
@@ -223,13 +223,13 @@ def test_parts_join_in_one_file(tmp_path):
         quick("angle", out=tmp_path)
 
 
-def test_from_the_command_line(run, tmp_path):
-    code, printed, _ = run("bench", "shallow", "--quick", "--part", "time", "--data", "iris", "--out", tmp_path)
+def test_from_the_command_line(bench, tmp_path):
+    code, printed, _ = bench(shallow, "--quick", "--part", "time", "--data", "iris", "--out", tmp_path)
     assert code == 0
     assert "## Time of a fit" in printed
     assert sorted(path.name for path in tmp_path.iterdir()) == ["shallow-quick-iris.json", "shallow-quick-iris.md"]
     for flag, value in (("--part", "tme"), ("--data", "irs")):
-        code, _, complaint = run("bench", "shallow", flag, value)
+        code, _, complaint = bench(shallow, flag, value)
         assert code == 2
         assert f"{flag} must be one of" in complaint
 

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from benchmarks.suite import evaluate
+from benchmarks import evaluate
 
 
 def test_results_are_whole(tmp_path):

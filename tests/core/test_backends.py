@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import hypermargin as hm
-from benchmarks.suite.contenders import Problem
-from benchmarks.suite.measure import memory_in_a_fresh_process
+from benchmarks.contenders import Problem
+from benchmarks.measure import memory_in_a_fresh_process
 from hypermargin.backends import Chunked
 from hypermargin.backends.chunked import chunked_rivals
 from hypermargin.backends.dense import dense_rivals

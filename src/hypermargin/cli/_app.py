@@ -85,7 +85,6 @@ def hypermargin(
       hypermargin export runs/first --format onnx
       hypermargin data photos/ --out photos.npz
       hypermargin advise --classes 1000 --dim 128
-      hypermargin bench head --rows 256 --classes 20000
       hypermargin train --help
     """
     if context.invoked_subcommand is None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.suite.contenders import CONTENDERS, Contender, Problem
+from benchmarks.contenders import CONTENDERS, Contender, Problem
 
 
 def stepper(contender: Contender, problem: Problem) -> Callable[[], None]:
@@ -130,13 +130,26 @@ def memory_in_a_fresh_process(name: str, problem: Problem) -> int:
     """`peak_extra_bytes` of a contender where nothing ran before."""
     request: dict[str, Any] = {"rows": problem.rows, "classes": problem.classes, "dim": problem.dim}
     request |= {"device": problem.device, "precision": problem.precision}
-    return ask_a_fresh_process("benchmarks.suite.measure", name, request)
+    return ask_a_fresh_process("benchmarks.measure", name, request)
+
+
+def peak_memory(name: str, **problem: Any) -> int:
+    """The same in this process; `ask_a_fresh_process` calls it there."""
+    contender = next(c for c in CONTENDERS if c.name == name)
+    made = Problem(**problem)
+    return peak_extra_bytes(stepper(contender, made), made)
+
+
+_ASKED = (
+    "import importlib, json, sys; name = sys.argv[1]; "
+    "print(importlib.import_module(name).peak_memory(**json.loads(sys.argv[2])))"
+)
 
 
 def ask_a_fresh_process(module: str, name: str, request: dict[str, Any]) -> int:
-    """The bytes that `python -m module` prints for a contender."""
+    """The bytes that `module.peak_memory(name, **request)` finds where nothing ran before."""
     run = subprocess.run(
-        [sys.executable, "-m", module, json.dumps({"name": name, **request})],
+        [sys.executable, "-c", _ASKED, module, json.dumps({"name": name, **request})],
         capture_output=True,
         text=True,
         check=False,
@@ -145,15 +158,3 @@ def ask_a_fresh_process(module: str, name: str, request: dict[str, Any]) -> int:
         last = (run.stderr.strip().splitlines() or [f"exit code {run.returncode}"])[-1]
         raise RuntimeError(f"measuring the memory of {name} failed: {last}")
     return int(run.stdout.split()[-1])
-
-
-def _main() -> None:
-    request = json.loads(sys.argv[1])
-    name = request.pop("name")
-    contender = next(c for c in CONTENDERS if c.name == name)
-    problem = Problem(**request)
-    print(peak_extra_bytes(stepper(contender, problem), problem))
-
-
-if __name__ == "__main__":
-    _main()

@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hypermargin import margin_softmax
 from hypermargin.backends.fused import Triton, why_not
-from hypermargin.functional import margin_softmax
 from hypermargin.margins import ArcFace, SphereFace
 
 SCALE, M = 64.0, 0.5

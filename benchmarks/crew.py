@@ -18,7 +18,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from benchmarks.suite.head import Say
+from benchmarks.record import Say
 
 # Threads that wait by turning round take the core from the other ranks, and their turning counts as CPU time.
 ENVIRONMENT = {"OMP_WAIT_POLICY": "passive"}

@@ -14,9 +14,9 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from benchmarks.suite.head import Say
-from benchmarks.suite.measure import interleaved
-from benchmarks.suite.shallow_folds import Array, Plan, counting
+from benchmarks.measure import interleaved
+from benchmarks.record import Say
+from benchmarks.shallow_folds import Array, Plan, counting
 from hypermargin.estimator import MarginSoftmaxClassifier
 
 M = 0.2  # of ArcFace, radians

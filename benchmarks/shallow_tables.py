@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.suite.head import in_words
-from benchmarks.suite.shallow_folds import BINS, KERNELS, RIVAL, WITHOUT, settings
+from benchmarks.record import in_words
+from benchmarks.shallow_folds import BINS, KERNELS, RIVAL, WITHOUT, settings
 
 TITLES = {
     "a-softmax": "a-softmax = sphereface",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.suite.head import in_words
+from benchmarks.record import in_words
 
 MB = 2**20
 

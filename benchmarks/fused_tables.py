@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.suite.head import in_words
+from benchmarks.record import in_words
 
 DIM = 512
 PROFILED = 5  # steps

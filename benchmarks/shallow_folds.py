@@ -23,7 +23,7 @@ from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC, LinearSVC
 
-from benchmarks.suite.head import Say
+from benchmarks.record import Say
 from hypermargin.estimator import MarginSoftmaxClassifier
 from hypermargin.estimator.settings import MODEST
 
