@@ -14,13 +14,13 @@ from hypermargin.margins import CosFace, Margin
 
 
 def psi_at(margin: float | Margin, theta: float) -> float:
-    """ψ(θ) of one angle, in float64; a plain number is the m of CosFace."""
+    """Return ψ(θ) of one angle, in float64; a plain number is the m of CosFace."""
     margin = CosFace(float(margin)) if isinstance(margin, int | float) else margin
     return float(margin.psi(torch.tensor(theta, dtype=torch.float64)))
 
 
 def check_probability(probability: float) -> None:
-    """A probability that a finite scale can reach."""
+    """Check that a finite scale can reach a probability."""
     if not 0 < probability < 1:
         raise ValueError(
             f"probability must lie in (0, 1); got {probability:g}. No finite scale reaches 0 or 1; try 0.99."
@@ -28,7 +28,7 @@ def check_probability(probability: float) -> None:
 
 
 def check_angle(name: str, theta: float, *, zero: bool) -> None:
-    """An angle between two directions, in radians."""
+    """Check an angle between two directions, in radians."""
     if not 0 <= theta <= math.pi + 1e-12 or (theta == 0 and not zero):
         raise ValueError(f"{name} must lie in {'[' if zero else '('}0, π]; got {theta:g}. Angles are in radians.")
 
@@ -40,7 +40,7 @@ def smallest_scale(
     *,
     angle: float = 0.0,
 ) -> float:
-    """The smallest s at which a sample can get the target probability P = `probability`.
+    """Return the smallest s at which a sample can get the target probability P = `probability`.
 
     The centres form a simplex, the best there is: c_j = −cos θ/(C−1) for the rivals of a sample at θ = `angle`
     from its own centre (0: right on it). Then p_y ≥ P is
@@ -66,7 +66,7 @@ def smallest_scale(
 
 
 def adacos_scale(classes: int) -> float:
-    """s = √2·ln(C−1), the fixed scale of AdaCos (Zhang et al. 2019, arXiv:1905.00292), at least 1.
+    """Return s = √2·ln(C−1), the fixed scale of AdaCos (Zhang et al. 2019, arXiv:1905.00292), at least 1.
 
     A sample at π/4 from its centre and at right angles to all rivals then has p_y = 1/2. The formula gives 0
     for C = 2 and less than 1 up to C = 3; a scale of 0 would stop learning, hence the floor.
@@ -76,7 +76,7 @@ def adacos_scale(classes: int) -> float:
 
 
 def loss_floor(classes: int, s: float, m: float | Margin = 0.0) -> float:
-    """The least mean loss that C balanced classes can reach, all vectors unit:
+    """Return the least mean loss that C balanced classes can reach, all vectors unit:
 
         log(1 + (C−1)·exp(−s·(ψ(0) + 1/(C−1)))),     with CosFace: exponent −s·(C/(C−1) − m).
 
@@ -95,7 +95,7 @@ def loss_floor(classes: int, s: float, m: float | Margin = 0.0) -> float:
 
 
 def largest_angle(classes: int, dim: int) -> float:
-    """How far apart C centres can be in d dimensions: the largest possible smallest angle φ between two of them.
+    """Return how far apart C centres can be in d dimensions: the largest smallest angle φ between two of them.
 
     It is also the largest m of ArcFace that a sample on its centre can meet (θ = 0: m ≤ φ). Exact are
 
@@ -129,7 +129,7 @@ def largest_angle(classes: int, dim: int) -> float:
 
 
 def largest_margin(classes: int, dim: int) -> float:
-    """The largest m of CosFace that samples on their centres can meet: 1 − cos φ, φ = `largest_angle`.
+    """Return the largest m of CosFace that samples on their centres can meet: 1 − cos φ, φ = `largest_angle`.
 
     C/(C−1) for C ≤ d + 1, 1 − cos(2π/C) for d = 2 (CosFace's equation 7), 1 for d + 1 < C ≤ 2d, and an upper
     bound beyond. One class has no rivals: 2, all that cosines allow.

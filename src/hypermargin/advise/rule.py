@@ -65,7 +65,7 @@ class Scales:
 
     @property
     def crowded(self) -> bool:
-        """Is it the nearest rival, so the packing of the centres, that asks for the scale?"""
+        """Whether it is the nearest rival, so the packing of the centres, that asks for the scale."""
         return self.nearest > self._roomy
 
     @property
@@ -74,7 +74,7 @@ class Scales:
 
 
 def typical_angle(classes: int) -> float:
-    """θ of the rule: π/6 up to 1000 classes, rising with log C to π/4 at 100,000 and beyond.
+    """Return θ of the rule: π/6 up to 1000 classes, rising with log C to π/4 at 100,000 and beyond.
 
     The best settings measured at 767 classes amount to 34° to 40° (NormFace s = 8; ArcFace 10, m 0.2; CosFace 10,
     m 0.1); what the rule says with π/6 was level with them in the test (benchmarks/results/heads.md). π/4 is
@@ -92,7 +92,7 @@ def recommend(
     probability: float = 0.99,
     angle: float | None = None,
 ) -> Recommendation:
-    """A scale and a margin to start from, with the reasons.
+    """Recommend a scale and a margin to start from, with the reasons.
 
     `margin` is a registered name (m is then chosen) or a Margin (taken as it is). The scale is the smallest with
 
@@ -158,7 +158,7 @@ def _scales(classes: int, phi: float, margin: Margin, probability: float, theta:
 
 
 def _usual(name: str, phi: float) -> Margin:
-    """The usual margin of that name, made smaller where its band would be more than half of φ."""
+    """Return the usual margin of that name, made smaller where its band would be more than half of φ."""
     usual = USUAL[name] if name in USUAL else margins.get(name)()
     if band_width(usual, phi) > phi / 2:
         most = equivalent_margin(phi, arcface=phi / 2)

@@ -1,4 +1,4 @@
-"""Who is it? Each sample looks for its own identity among all the others."""
+"""Identification, who is it: each sample looks for its own identity among all the others."""
 
 from __future__ import annotations
 

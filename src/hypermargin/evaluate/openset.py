@@ -1,4 +1,4 @@
-"""Is it anybody we know, and who? Probes, some of people who are not in the gallery."""
+"""Open-set identification: probes, some of people who are not in the gallery."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are two samples of one identity? All pairs of a set, or given pairs, as EER, AUC, minDCF and TAR at fixed FAR."""
+"""Verification, are two samples of one identity: EER, AUC, minDCF and TAR at fixed FAR, of all or given pairs."""
 
 from __future__ import annotations
 
