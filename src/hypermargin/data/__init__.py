@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from hypermargin import checks
+from hypermargin.common.arrays import Array
 from hypermargin.common.text import Say
 from hypermargin.data.arrays import from_parts, read_npz
 from hypermargin.data.augment import Augment
-from hypermargin.data.base import TEST, TRAIN, UNUSED, VALIDATION, Array, Bad, Data, DataError, Source
+from hypermargin.data.base import TEST, TRAIN, UNUSED, VALIDATION, Bad, Data, DataError, Source
 from hypermargin.data.folder import read_folder
 from hypermargin.data.glyphs import glyphs
 from hypermargin.data.idx import find_fashion_mnist, read_idx

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.lib import format as npy
 
 from hypermargin import checks
-from hypermargin.data.base import UNREADABLE, Array, Bad, Data, DataError
+from hypermargin.common.arrays import Array
+from hypermargin.data.base import UNREADABLE, Bad, Data, DataError
 from hypermargin.data.folder import parts_of, suits, unseen
 from hypermargin.data.images import leave_out, reason
 

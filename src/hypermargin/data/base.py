@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from hypermargin.common.arrays import Array
+
 Rows = NDArray[np.int64]
 
 TRAIN, VALIDATION, TEST, UNUSED = 0, 1, 2, -1

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from hypermargin.data.base import TEST, TRAIN, VALIDATION, Array, Data, DataError
+from hypermargin.common.arrays import Array
+from hypermargin.data.base import TEST, TRAIN, VALIDATION, Data, DataError
 from hypermargin.files import replacing
 
 

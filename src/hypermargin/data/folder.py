@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from hypermargin.data.base import TEST, TRAIN, VALIDATION, Array, Bad, Data, DataError, Rows, from_names
+from hypermargin.common.arrays import Array
+from hypermargin.data.base import TEST, TRAIN, VALIDATION, Bad, Data, DataError, Rows, from_names
 from hypermargin.data.images import EXTENSIONS, Encoded, check_options, common_shape, leave_out
 
 PARTS = {"train": TRAIN, "test": TEST, "val": VALIDATION, "valid": VALIDATION, "validation": VALIDATION}

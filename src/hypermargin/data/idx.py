@@ -11,8 +11,9 @@ from typing import IO
 
 import numpy as np
 
+from hypermargin.common.arrays import Array
 from hypermargin.data.arrays import as_samples, from_parts, read_exactly
-from hypermargin.data.base import Array, Data, DataError
+from hypermargin.data.base import Data, DataError
 
 DTYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 MOST_DIMENSIONS = 8

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hypermargin import checks
-from hypermargin.data.base import UNREADABLE, Array, Bad, DataError
+from hypermargin.common.arrays import Array
+from hypermargin.data.base import UNREADABLE, Bad, DataError
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from hypermargin import checks
+from hypermargin.common.arrays import Array
 from hypermargin.common.text import Say
-from hypermargin.data.base import UNREADABLE, Array, Bad, Data, DataError, Rows, Source
+from hypermargin.data.base import UNREADABLE, Bad, Data, DataError, Rows, Source
 
 BLOCK = 256  # samples a worker decodes at a time
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from hypermargin import checks
+from hypermargin.common.arrays import Counts, Values, to_numpy
 from hypermargin.evaluate.curve import count_scores, given_pairs
-from hypermargin.evaluate.pairs import Counts, Values, to_numpy
 
 
 @dataclass(frozen=True)

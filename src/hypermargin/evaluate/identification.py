@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from hypermargin import checks
-from hypermargin.evaluate.pairs import GRID, Floats, Samples, Values, add, cells, samples
+from hypermargin.common.arrays import Floats, Values
+from hypermargin.evaluate.pairs import GRID, Samples, add, cells, samples
 
 
 @dataclass(frozen=True)

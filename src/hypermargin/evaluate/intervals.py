@@ -29,8 +29,9 @@ import torch
 from numpy.typing import NDArray
 
 from hypermargin import checks
+from hypermargin.common.arrays import Counts, Floats, Truth
 from hypermargin.evaluate.edges import Name, Problem
-from hypermargin.evaluate.pairs import GRID, Counts, Floats, Samples, Truth, add, blocks
+from hypermargin.evaluate.pairs import GRID, Samples, add, blocks
 
 Intervals = dict[Name, tuple[float, float]]
 

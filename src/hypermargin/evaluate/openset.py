@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from hypermargin import checks
+from hypermargin.common.arrays import Counts, Values, to_numpy
 from hypermargin.evaluate.curve import Curve, count_scores
-from hypermargin.evaluate.pairs import GRID, Counts, Values, cells, samples, to_numpy
+from hypermargin.evaluate.pairs import GRID, cells, samples
 
 NOWHERE = -2.0  # the score of a known probe whose nearest in the gallery is somebody else: below every cosine
 

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hypermargin.evaluate.pairs import Counts, Floats, Values, samples
+from hypermargin.common.arrays import Counts, Floats, Values
+from hypermargin.evaluate.pairs import samples
 from hypermargin.evaluate.prototypes import nearest_other, prototypes_of
 from hypermargin.numerics import angle_between, unit
 from hypermargin.plots.style import Display, dress, legend, look, percent

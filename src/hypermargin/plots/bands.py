@@ -11,7 +11,7 @@ import numpy as np
 
 from hypermargin.advise import band_width
 from hypermargin.advise.bounds import psi_at
-from hypermargin.evaluate.pairs import Floats
+from hypermargin.common.arrays import Floats
 from hypermargin.margins import Margin
 from hypermargin.plots.boundary import in_radians
 from hypermargin.plots.catalogue import MARGINS, label, picture, read_margins

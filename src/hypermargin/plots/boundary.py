@@ -12,7 +12,7 @@ import numpy as np
 from hypermargin import checks
 from hypermargin.advise import band_width
 from hypermargin.advise.bounds import check_angle
-from hypermargin.evaluate.pairs import Floats
+from hypermargin.common.arrays import Floats
 from hypermargin.margins import Margin, SphereFace
 from hypermargin.plots.catalogue import MARGINS, USUAL, label, picture, read_margins
 from hypermargin.plots.keyed import Keyed

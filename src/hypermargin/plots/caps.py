@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from hypermargin.advise import band_width
-from hypermargin.evaluate.pairs import Floats
+from hypermargin.common.arrays import Floats
 from hypermargin.margins import Margin
 from hypermargin.plots.catalogue import MARGINS, USUAL, label, picture, read_margins
 from hypermargin.plots.sphere import View

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hypermargin.evaluate.pairs import Floats
+from hypermargin.common.arrays import Floats
 from hypermargin.plots.style import DASHES, Display, dress, legend, look, percent
 from hypermargin.plots.verification import DetDisplay
 

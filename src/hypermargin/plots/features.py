@@ -13,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from hypermargin import checks
-from hypermargin.evaluate.pairs import Counts, Floats, Values, samples, to_numpy
+from hypermargin.common.arrays import Counts, Floats, Values, to_numpy
+from hypermargin.evaluate.pairs import samples
 from hypermargin.plots.labels import plain, write_names
 from hypermargin.plots.sphere import View
 from hypermargin.plots.style import Display, bare, dress, legend, look, percent

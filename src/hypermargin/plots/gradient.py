@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from hypermargin import checks
-from hypermargin.evaluate.pairs import Floats
+from hypermargin.common.arrays import Floats
 from hypermargin.functional import margin_cross_entropy
 from hypermargin.margins import Margin
 from hypermargin.plots.catalogue import MARGINS, USUAL, label, picture, read_margin, read_margins

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from hypermargin.evaluate.pairs import Floats
+from hypermargin.common.arrays import Floats
 from hypermargin.plots.style import look
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hypermargin import checks
-from hypermargin.evaluate.pairs import Floats
+from hypermargin.common.arrays import Floats
 from hypermargin.hinge import lse_hinge, max_hinge, softplus_hinge, sum_hinge
 from hypermargin.plots.catalogue import picture
 from hypermargin.plots.style import DASHES, Display, Panels, dress, legend, look

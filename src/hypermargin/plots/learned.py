@@ -8,9 +8,9 @@ from typing import Annotated
 
 import numpy as np
 
+from hypermargin.common.arrays import Counts
 from hypermargin.common.text import say
 from hypermargin.evaluate import Verification, verification
-from hypermargin.evaluate.pairs import Counts
 from hypermargin.plots.angles import AnglesDisplay, AnglesOverTraining
 from hypermargin.plots.catalogue import picture
 from hypermargin.plots.features import Basis, FeaturesDisplay, together

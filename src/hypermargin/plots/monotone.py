@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 
 from hypermargin import checks
-from hypermargin.evaluate.pairs import Floats
+from hypermargin.common.arrays import Floats
 from hypermargin.margins import SphereFace
 from hypermargin.plots.catalogue import picture
 from hypermargin.plots.keyed import Keyed

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from hypermargin.common.arrays import Floats, Values
 from hypermargin.evaluate.geometry import QUANTILES, spearman
-from hypermargin.evaluate.pairs import GRID, Floats, Values, samples
+from hypermargin.evaluate.pairs import GRID, samples
 from hypermargin.numerics import unit
 from hypermargin.plots.style import Display, dress, legend, look
 

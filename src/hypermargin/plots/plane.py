@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hypermargin import checks
-from hypermargin.evaluate.pairs import Floats
+from hypermargin.common.arrays import Floats
 from hypermargin.margins import NoMargin
 from hypermargin.plots.boundary import BoundaryDisplay
 from hypermargin.plots.catalogue import label, picture, read_margin

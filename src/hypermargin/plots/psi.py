@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hypermargin import checks
-from hypermargin.evaluate.pairs import Floats
+from hypermargin.common.arrays import Floats
 from hypermargin.margins import ArcFace, Combined, Margin, Piecewise, SphereFace
 from hypermargin.plots.catalogue import MARGINS, USUAL, label, picture, read_margins
 from hypermargin.plots.keyed import Keyed

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from hypermargin import checks
-from hypermargin.evaluate.pairs import Floats
+from hypermargin.common.arrays import Floats
 from hypermargin.functional import margin_softmax
 from hypermargin.margins import Margin
 from hypermargin.plots.catalogue import label, picture, read_margin

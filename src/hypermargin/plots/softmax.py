@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from hypermargin import checks
-from hypermargin.evaluate.pairs import Floats
+from hypermargin.common.arrays import Floats
 from hypermargin.numerics import log_sum_exp
 from hypermargin.plots.catalogue import picture
 from hypermargin.plots.style import DASHES, Display, Panels, dress, legend, look, percent

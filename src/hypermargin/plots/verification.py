@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hypermargin.common.arrays import Counts, Floats
 from hypermargin.evaluate import Curve, Verification, thin
-from hypermargin.evaluate.pairs import Counts, Floats
 from hypermargin.plots.style import DASHES, Display, dress, legend, look, percent
 
 if TYPE_CHECKING:

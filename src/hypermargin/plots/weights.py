@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hypermargin.evaluate.pairs import Floats, Values, to_numpy
+from hypermargin.common.arrays import Floats, Values, to_numpy
 from hypermargin.family import FAMILY
 from hypermargin.plots.style import DASHES, Display, dress, legend, look
 
