@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hypermargin.numerics import wide_dtype, widen
+
 if TYPE_CHECKING:
     from hypermargin.backends import Backend, Rivals
     from hypermargin.batch import Batch

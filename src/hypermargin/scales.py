@@ -19,13 +19,13 @@ LARGEST_USUAL_SCALE = 64.0
 
 
 def psi_at(margin: float | Margin, theta: float) -> float:
-    """ψ(θ) of one angle, in float64; a plain number is the m of CosFace."""
+    """Return ψ(θ) of one angle, in float64; a plain number is the m of CosFace."""
     margin = CosFace(float(margin)) if isinstance(margin, int | float) else margin
     return float(margin.psi(torch.tensor(theta, dtype=torch.float64)))
 
 
 def check_probability(probability: float) -> None:
-    """A probability that a finite scale can reach."""
+    """Require a probability that a finite scale can reach."""
     if not 0 < probability < 1:
         raise ValueError(
             f"probability must lie in (0, 1); got {probability:g}. No finite scale reaches 0 or 1; try 0.99."
@@ -33,7 +33,7 @@ def check_probability(probability: float) -> None:
 
 
 def check_angle(name: str, theta: float, *, zero: bool) -> None:
-    """An angle between two directions, in radians."""
+    """Require an angle between two directions, in radians."""
     if not 0 <= theta <= math.pi + 1e-12 or (theta == 0 and not zero):
         raise ValueError(f"{name} must lie in {'[' if zero else '('}0, π]; got {theta:g}. Angles are in radians.")
 
@@ -45,7 +45,7 @@ def smallest_scale(
     *,
     angle: float = 0.0,
 ) -> float:
-    """The smallest s at which a sample can get the target probability P = `probability`.
+    """Return the smallest s at which a sample can get the target probability P = `probability`.
 
     The centres form a simplex, the best there is: c_j = −cos θ/(C−1) for the rivals of a sample at θ = `angle`
     from its own centre (0: right on it). Then p_y ≥ P is
@@ -71,7 +71,7 @@ def smallest_scale(
 
 
 def adacos_scale(classes: int) -> float:
-    """s = √2·ln(C−1), the fixed scale of AdaCos (Zhang et al. 2019, arXiv:1905.00292), at least 1.
+    """Return s = √2·ln(C−1), the fixed scale of AdaCos (Zhang et al. 2019, arXiv:1905.00292), at least 1.
 
     A sample at π/4 from its centre and at right angles to all rivals then has p_y = 1/2. The formula gives 0
     for C = 2 and less than 1 up to C = 3; a scale of 0 would stop learning, hence the floor.
@@ -81,7 +81,7 @@ def adacos_scale(classes: int) -> float:
 
 
 def largest_angle(classes: int, dim: int) -> float:
-    """How far apart C centres can be in d dimensions: the largest possible smallest angle φ between two of them.
+    """Return how far apart C centres can be in d dimensions: the largest smallest angle φ between two of them.
 
     It is also the largest m of ArcFace that a sample on its centre can meet (θ = 0: m ≤ φ). Exact are
 
@@ -129,7 +129,7 @@ class Scales:
 
     @property
     def crowded(self) -> bool:
-        """Is it the nearest rival, so the packing of the centres, that asks for the scale?"""
+        """Whether it is the nearest rival, so the packing of the centres, that asks for the scale."""
         return self.nearest > self._roomy
 
     @property
@@ -138,7 +138,7 @@ class Scales:
 
 
 def typical_angle(classes: int) -> float:
-    """θ of the rule: π/6 up to 1000 classes, rising with log C to π/4 at 100,000 and beyond.
+    """Return θ of the rule: π/6 up to 1000 classes, rising with log C to π/4 at 100,000 and beyond.
 
     The best settings measured at 767 classes amount to 34° to 40° (NormFace s = 8; ArcFace 10, m 0.2; CosFace 10,
     m 0.1); what the rule says with π/6 was level with them in the test (benchmarks/results/heads.md). π/4 is

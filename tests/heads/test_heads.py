@@ -594,7 +594,7 @@ def test_slices_of_a_sharded_head_join(tmp_path):
         with pytest.raises(ValueError, match=words):
             heads.read(paths)
         torch.save(good, paths[1])
-    with pytest.raises(ValueError, match=r"these are the classes 0:4 of 10 \(rank 0 of 4\). heads.write them on"):
+    with pytest.raises(ValueError, match=r"these are the classes 0:4 of 10 \(rank 0 of 4\). Write them with"):
         heads.remove_classes(read_one(paths[2]), [0])
     heads.write(heads.Weights(torch.randn(2, D)), tmp_path / "e.npy")
     with pytest.raises(ValueError, match=r"e.npy does not say which classes it holds"):

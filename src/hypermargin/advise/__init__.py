@@ -1,4 +1,4 @@
-"""Which s, which m? Bounds, band widths, and a rule made of them. And how many GPUs?
+"""Advice on s and m: bounds, band widths, and a rule made of them. And on how many GPUs.
 
     bounds   what the number of classes and the dimension allow, whatever is trained
     bands    what a margin does between two classes, and which margins do the same

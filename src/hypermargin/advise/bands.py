@@ -15,7 +15,7 @@ from hypermargin.scales import check_angle, psi_at
 
 
 def band_width(margin: Margin, theta12: float) -> float:
-    """The angular width of the band between two classes at θ12 that no class may enter.
+    """Return the angular width of the band between two classes at θ12 that no class may enter.
 
         SphereFace   (m−1)/(m+1)·θ12                        m·θ1 = θ2
         ArcFace      m                                      θ1 + m = θ2
@@ -32,7 +32,7 @@ def band_width(margin: Margin, theta12: float) -> float:
 
 
 def _closed_boundary(margin: Margin, theta12: float) -> float | None:
-    """b, where it has a formula; None elsewhere."""
+    """Return b where it has a formula; None elsewhere."""
     match margin:
         case NoMargin():
             return theta12 / 2
@@ -49,7 +49,7 @@ def _closed_boundary(margin: Margin, theta12: float) -> float | None:
 
 
 def _numeric_boundary(margin: Margin, theta12: float) -> float:
-    """b by bisection: ψ(θ1) − cos(θ12 − θ1) falls all the way, from ψ(0) − cos θ12 to ψ(θ12) − 1 ≤ 0."""
+    """Find b by bisection: ψ(θ1) − cos(θ12 − θ1) falls all the way, from ψ(0) − cos θ12 to ψ(θ12) − 1 ≤ 0."""
     low, high = 0.0, theta12
     if psi_at(margin, 0.0) < math.cos(theta12):
         return 0.0
@@ -76,7 +76,7 @@ class EquivalentMargins:
 def equivalent_margin(
     theta12: float, *, sphereface: float | None = None, arcface: float | None = None, cosface: float | None = None
 ) -> EquivalentMargins:
-    """Which multiplicative, additive and cosine m have the same band at θ12. Give exactly one of the three.
+    """Find multiplicative, additive and cosine m with the same band at θ12. Give exactly one of the three.
 
         w = band_width,   sphereface (θ12 + w)/(θ12 − w),   arcface w,   cosface 2·sin(θ12/2)·sin(w/2)
 
@@ -108,7 +108,7 @@ def equivalent_margin(
 
 
 def guaranteed_margin(kind: str, classes: int, theta12: float | None = None) -> float:
-    """The least m with which classes, as the margin draws them on the circle, are compact:
+    """Return the least m with which classes, as the margin draws them on the circle, are compact:
 
     the largest angle within a class ≤ the smallest angle between classes. SphereFace's properties 2 and 3, and
     their counterparts. `kind` is "sphereface", "arcface" or "cosface".

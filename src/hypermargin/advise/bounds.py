@@ -13,7 +13,7 @@ from hypermargin.scales import largest_angle, psi_at
 
 
 def loss_floor(classes: int, s: float, m: float | Margin = 0.0) -> float:
-    """The least mean loss that C balanced classes can reach, all vectors unit:
+    """Return the least mean loss that C balanced classes can reach, all vectors unit:
 
         log(1 + (C−1)·exp(−s·(ψ(0) + 1/(C−1)))),     with CosFace: exponent −s·(C/(C−1) − m).
 
@@ -32,7 +32,7 @@ def loss_floor(classes: int, s: float, m: float | Margin = 0.0) -> float:
 
 
 def largest_margin(classes: int, dim: int) -> float:
-    """The largest m of CosFace that samples on their centres can meet: 1 − cos φ, φ = `largest_angle`.
+    """Return the largest m of CosFace that samples on their centres can meet: 1 − cos φ, φ = `largest_angle`.
 
     C/(C−1) for C ≤ d + 1, 1 − cos(2π/C) for d = 2 (CosFace's equation 7), 1 for d + 1 < C ≤ 2d, and an upper
     bound beyond. One class has no rivals: 2, all that cosines allow.

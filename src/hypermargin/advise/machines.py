@@ -1,7 +1,7 @@
 """How long a step takes and how much memory it needs when the classes lie on several GPUs: a model, on paper.
 
 Computing is measured, on one H200 that did one rank's share of the work (benchmarks/results/slices-cuda.md);
-messages are counted (`scores.traffic`) and divided by a stated speed. No machine with several GPUs was used.
+messages are counted (`parallel.traffic`) and divided by a stated speed. No machine with several GPUs was used.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MESSAGES = 5  # a step: what comes, features, labels, sums, gradient
 
 
 class Link(NamedTuple):
-    """How a GPU sends: nominal bytes a second and direction, the share of it that is reached, seconds a message."""
+    """How a GPU sends: nominal bytes per second and direction, the share that is reached, seconds per message."""
 
     name: str
     nominal: float
@@ -44,7 +44,7 @@ class Link(NamedTuple):
 
     @property
     def speed(self) -> float:
-        """Bytes a second that are counted with."""
+        """The bytes per second that are counted with."""
         return self.nominal * self.efficiency
 
 
@@ -77,22 +77,22 @@ class StepCost(NamedTuple):
 
     @property
     def messages(self) -> float:
-        """Seconds, one after the other, none hidden behind computing."""
+        """Seconds of all messages, one after the other, none hidden behind computing."""
         return self.sent.total / self.link.speed + MESSAGES * self.link.latency if self.world_size > 1 else 0.0
 
     @property
     def seconds(self) -> float:
-        """All of it."""
+        """The seconds of the whole step."""
         return self.compute + self.optimizer + self.messages
 
     @property
     def memory(self) -> float:
-        """Bytes a rank."""
+        """The bytes that each rank needs."""
         return self.weight + self.tables + self.kept + self.work
 
     @property
     def fits(self) -> bool:
-        """Whether an H200 has that much, with a tenth left for the network."""
+        """Tell whether an H200 has that much, with a tenth left for the network."""
         return self.memory <= 0.9 * GPU_MEMORY
 
     def __str__(self) -> str:
@@ -125,7 +125,7 @@ def step_cost(
     rate: float = 1.0,
     link: Link | None = None,
 ) -> StepCost:
-    """Of a head with `classes` classes on `world_size` H200s, each of which brings `rows` rows.
+    """Estimate the step of a head with `classes` classes on `world_size` H200s, each of which brings `rows` rows.
 
     - keep: exp z is kept for the backward (`Triton(memory=…)`), else computed again
     - optimizer: "FusedSGD", "SGD(fused=True)" or "SGD"; a `rate` below 1 is Partial FC with `SampledSGD`
@@ -133,7 +133,7 @@ def step_cost(
 
     Linear in the classes; in the rows of all ranks between measured points, beyond the last in proportion. Other
     dimensions than 512 are taken in proportion too. Not in it: the network, waiting for slow ranks, launching (some
-    milliseconds, which show below a million classes a rank), and messages hidden behind computing.
+    milliseconds, which show below a million classes per rank), and messages hidden behind computing.
     """
     for name, value in (("classes", classes), ("rows", rows), ("world_size", world_size), ("dim", dim)):
         checks.count(name, value)
@@ -168,7 +168,7 @@ def step_cost(
 
 
 def _at(rows: int, measured: dict[int, float]) -> float:
-    """On the line through the measured points around it; few rows cost what the fewest do, reading the weight."""
+    """Interpolate between the measured points; few rows cost what the fewest do, reading the weight."""
     known = list(measured)
     if rows <= known[0]:
         return measured[known[0]]

@@ -18,7 +18,7 @@ def _degrees(theta: float) -> str:
 
 
 def scale(advice: Recommendation, scales: Scales) -> list[str]:
-    """The rule with its numbers."""
+    """Explain the rule with its numbers."""
     said = [
         f"Scale: the smallest s that predicts p_y ≥ {advice.probability:g} on the centre "
         f"(s ≥ {scales.on_centre:.1f}), the same against the nearest rival alone (s ≥ {scales.nearest:.1f}), and "
@@ -34,7 +34,7 @@ def scale(advice: Recommendation, scales: Scales) -> list[str]:
 
 
 def room(advice: Recommendation, scales: Scales) -> list[str]:
-    """Whether so many centres have room in so few dimensions."""
+    """Say whether so many centres have room in so few dimensions."""
     fact = f"{advice.classes} centres in {advice.dim} dimensions"
     if advice.classes <= advice.dim + 1:
         return [f"Room: {fact} can form a simplex, {_degrees(advice.centre_angle)} apart."]
@@ -51,7 +51,7 @@ def room(advice: Recommendation, scales: Scales) -> list[str]:
 
 
 def experience(advice: Recommendation, scales: Scales, *, guessed: bool) -> list[str]:
-    """What was measured near this number of classes, and what was not."""
+    """Say what was measured near this number of classes, and what was not."""
     said = []
     if advice.classes >= 10_000:
         said.append(
@@ -72,7 +72,7 @@ def experience(advice: Recommendation, scales: Scales, *, guessed: bool) -> list
 
 
 def margin(advice: Recommendation, *, usual: Margin | None, plain_s: float) -> list[str]:
-    """What the margin does, whether it is too much, and that the scale comes first."""
+    """Say what the margin does, whether it is too much, and that the scale comes first."""
     if isinstance(advice.margin, NoMargin):
         return []
     phi, width = advice.centre_angle, advice.width

@@ -51,7 +51,7 @@ def recommend(
     probability: float = 0.99,
     angle: float | None = None,
 ) -> Recommendation:
-    """A scale and a margin to start from, with the reasons.
+    """Recommend a scale and a margin to start from, with the reasons.
 
     `margin` is a registered name (m is then chosen) or a Margin (taken as it is). The scale is the smallest with
 
@@ -107,7 +107,7 @@ def recommend(
 
 
 def _usual(name: str, phi: float) -> Margin:
-    """The usual margin of that name, made smaller where its band would be more than half of φ."""
+    """Return the usual margin of that name, made smaller where its band would be more than half of φ."""
     usual = USUAL[name] if name in USUAL else margins.get(name)()
     if band_width(usual, phi) > phi / 2:
         most = equivalent_margin(phi, arcface=phi / 2)

@@ -10,11 +10,11 @@ import numpy as np
 from torch import Tensor
 
 from hypermargin.cli._tables import Section
+from hypermargin.common.arrays import Values
 from hypermargin.common.text import say
 from hypermargin.data import Feed, Pairs
 from hypermargin.evaluate import Thresholds, Verification, evaluate, from_scores, kfold, operating
 from hypermargin.evaluate.files import Scored
-from hypermargin.evaluate.pairs import Values
 from hypermargin.evaluate.report import SAME_LENGTH, verification_dict, verification_rows
 from hypermargin.training import Trained
 from hypermargin.training.evaluation import Parts, classify, features_of, kept_promises, margin_of, score_pairs

@@ -104,7 +104,7 @@ def _flags() -> list[inspect.Parameter]:
         flag("head", list[str] | None, heads),
         flag("seeds", int | None, "runs of each head  [default: 3]"),
         flag("plane", int | None, "epochs of a run in two dimensions, for pictures; 0: none  [default: 15]"),
-        flag("jobs", int | None, "runs at a time  [default: one a core; on a GPU one]"),
+        flag("jobs", int | None, "runs at a time  [default: one per core; on a GPU one]"),
         flag("out", Path | None, "the comparison's folder; default comparisons/DATA"),
         flag("config", Path | None, "a TOML file of settings; heads, seeds and plane may stand there too"),
         flag("resume", bool, "go on with the comparison in --out; with --head or --seeds, add to it", False),

@@ -109,7 +109,8 @@ def resize(
     remove: Annotated[str | None, typer.Option(help="Remove classes: 3,5,8-12 or a file of ids.")] = None,
     reorder: Annotated[Path | None, typer.Option(help="A .csv file of old,new ids; others stay.")] = None,
     m: Annotated[
-        str | None, typer.Option(help="Margin of added classes, where the file has one a class: 0.5 or 1,0.3,0.2.")
+        str | None,
+        typer.Option(help="Margin of added classes, where the file has one per class: 0.5 or 1,0.3,0.2."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of random rows.")] = 0,
     ids_out: IdsOut = None,
@@ -155,7 +156,7 @@ def merge(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="The file to write; not needed for --dry-run.")
     ] = None,
-    groups: Annotated[Path | None, typer.Option(help="A .csv file, the ids of one group a line.")] = None,
+    groups: Annotated[Path | None, typer.Option(help="A .csv file, the ids of one group per line.")] = None,
     above: Annotated[float | None, typer.Option(help="Merge classes with a cosine of at least this.")] = None,
     counts: Annotated[Path | None, typer.Option(help="Samples of every class, .npy, to weigh the means.")] = None,
     ids_out: IdsOut = None,

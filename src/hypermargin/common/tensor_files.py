@@ -11,12 +11,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from hypermargin.common.arrays import Array
 from hypermargin.common.text import first_line
-
-Array = NDArray[Any]
 
 
 def has_safetensors() -> bool:

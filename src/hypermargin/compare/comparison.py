@@ -1,4 +1,4 @@
-"""From a plan to a report.
+"""Run a comparison, from a plan to a report.
 
 OUT/
   plan.json        what is compared

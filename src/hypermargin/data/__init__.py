@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from hypermargin import checks
+from hypermargin.common.arrays import Array
 from hypermargin.common.text import Say
 from hypermargin.data.arrays import from_parts, read_npz
 from hypermargin.data.augment import Augment
-from hypermargin.data.base import TEST, TRAIN, UNUSED, VALIDATION, Array, Bad, Data, DataError, Source
+from hypermargin.data.base import TEST, TRAIN, UNUSED, VALIDATION, Bad, Data, DataError, Source
 from hypermargin.data.folder import read_folder
 from hypermargin.data.glyphs import glyphs
 from hypermargin.data.idx import find_fashion_mnist, read_idx
@@ -46,10 +47,10 @@ def open_data(
     on_bad: str = "error",
     say: Say = lambda _: None,
 ) -> Data:
-    """The data set of that name, or in that file or folder.
+    """Open the data set of that name, or in that file or folder.
 
     - glyphs, digits, fashion-mnist: built in or found on this machine; glyphs:FOLDER takes the fonts of a folder
-    - a folder of one folder an identity; a folder of IDX files; a folder with a .rec file; a .rec file
+    - a folder with one folder per identity; a folder of IDX files; a folder with a .rec file; a .rec file
     - a .npz file of images or embeddings with labels; a .csv list of paths and labels
 
     `size` and `color` (auto, gray, rgb) are for images in files; the keys for .npz files.
@@ -91,7 +92,7 @@ def open_data(
 
 
 def open_pairs(path: str | os.PathLike[str], images: Path | None = None, *, on_bad: str = "error") -> Pairs:
-    """Verification pairs: insightface's .bin, a .csv of pairs, or LFW's pairs.txt beside a folder of images."""
+    """Open pairs to verify: insightface's .bin, a .csv of pairs, or LFW's pairs.txt beside a folder of images."""
     path = Path(path)
     if not path.is_file():
         raise DataError(f"pairs: there is no file {path}.")
@@ -99,7 +100,7 @@ def open_pairs(path: str | os.PathLike[str], images: Path | None = None, *, on_b
 
 
 def digits() -> Data:
-    """scikit-learn's 1,797 digits of 8×8 pixels, a closed set; every fifth sample is for the test."""
+    """Load scikit-learn's 1,797 digits of 8×8 pixels, a closed set; every fifth sample is for the test."""
     try:
         from sklearn.datasets import load_digits
     except ModuleNotFoundError:
@@ -114,5 +115,5 @@ def digits() -> Data:
 
 
 def from_arrays(samples: Array, labels: Array, *, name: str = "arrays", open_set: bool = True) -> Data:
-    """Your own arrays: images (N, H, W[, 3]) or vectors (N, d), and a label of any kind for each."""
+    """Use your own arrays: images (N, H, W[, 3]) or vectors (N, d), and a label of any kind for each."""
     return from_parts(name, np.asarray(samples), np.asarray(labels), open_set=open_set)

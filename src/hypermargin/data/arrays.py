@@ -13,7 +13,8 @@ import numpy as np
 from numpy.lib import format as npy
 
 from hypermargin import checks
-from hypermargin.data.base import UNREADABLE, Array, Bad, Data, DataError
+from hypermargin.common.arrays import Array
+from hypermargin.data.base import UNREADABLE, Bad, Data, DataError
 from hypermargin.data.folder import parts_of, suits, unseen
 from hypermargin.data.images import leave_out, reason
 
@@ -31,7 +32,7 @@ def read_npz(
     on_bad: str = "error",
     memory_limit: int = MEMORY_LIMIT,
 ) -> Data:
-    """Samples and labels from a .npz file.
+    """Read samples and labels from a .npz file.
 
     samples   images (N, H, W[, 1 or 3]) or (N, 1 or 3, H, W), uint8 or numbers; or vectors (N, d)
     labels    (N,) integers or strings
@@ -67,7 +68,7 @@ def from_parts(
     open_set: bool = True,
     on_bad: str = "error",
 ) -> Data:
-    """Data of arrays in memory, as `read_npz` describes them. A `split` decides about `open_set` itself."""
+    """Make data of arrays in memory, as `read_npz` describes them. A `split` decides about `open_set` itself."""
     samples, labels = as_samples(np.asarray(samples), name), np.asarray(labels)
     for key, array in (("labels", labels), ("split", split)):
         if array is not None and array.shape != samples.shape[:1]:
@@ -100,7 +101,7 @@ def from_parts(
 
 
 def as_samples(array: Array, where: str) -> Array:
-    """(N, H, W), (N, H, W, 3) or (N, d), in uint8 (images only) or float32."""
+    """Return samples as (N, H, W), (N, H, W, 3) or (N, d), in uint8 (images only) or float32."""
     if array.size == 0:
         raise DataError(f"{where}: there are no samples; got shape {array.shape}.")
     if array.dtype.kind not in "uifb":
@@ -123,7 +124,7 @@ def as_samples(array: Array, where: str) -> Array:
 
 
 def read_exactly(stream: IO[bytes] | GzipFile, size: int) -> Array:
-    """`size` bytes in pieces: a false size then costs address space, and no memory until bytes really come."""
+    """Read `size` bytes in pieces: a false size then costs address space, and no memory until bytes really come."""
     out = np.empty(size, np.uint8)
     done = 0
     while done < size:

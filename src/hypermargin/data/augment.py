@@ -14,7 +14,7 @@ from torch import Tensor
 from hypermargin import checks
 from hypermargin.data.base import Rows
 
-DRAWS = 9  # random numbers an image
+DRAWS = 9  # random numbers per image
 PRESETS = {"none": "", "flip": "flip=1", "affine": "rotate=10,zoom=0.1,shear=0.1,shift=0.08"}
 
 
@@ -36,7 +36,7 @@ class Augment:
 
     @classmethod
     def parse(cls, text: str) -> Augment:
-        """From a preset (none, flip, affine) or `rotate=10,zoom=0.1,flip`."""
+        """Read a preset (none, flip, affine) or `rotate=10,zoom=0.1,flip`."""
         known = [f.name for f in fields(cls)]
         values: dict[str, Any] = {}
         for part in filter(None, (p.strip() for p in PRESETS.get(text, text).split(","))):
@@ -55,14 +55,14 @@ class Augment:
         return cls(**values)
 
     def __call__(self, images: Tensor, rows: Rows, *, seed: int, epoch: int) -> Tensor:
-        """Changed (N, C, H, W) images; image k is sample rows[k]."""
+        """Change (N, C, H, W) images; image k is sample rows[k]."""
         if self == Augment() or images.dim() != 4 or not len(images):
             return images
         u = torch.from_numpy(uniform(seed, epoch, rows, DRAWS).astype(np.float32))
         return self.apply(images, u.to(images.device, non_blocking=True))
 
     def apply(self, images: Tensor, u: Tensor) -> Tensor:
-        """Changed (N, C, H, W) images by (N, DRAWS) numbers in [0, 1)."""
+        """Change (N, C, H, W) images by (N, DRAWS) numbers in [0, 1)."""
         signed = 2 * u - 1
         if self.flip:
             images = torch.where(u[:, 0].reshape(-1, 1, 1, 1) < 0.5, images.flip(-1), images)
@@ -79,7 +79,7 @@ class Augment:
         return images
 
     def _matrices(self, u: Tensor) -> Tensor:
-        """(N, 2, 3): where in the image each pixel comes from; rotation · shear · zoom, and the shift."""
+        """Return (N, 2, 3): where in the image each pixel comes from; rotation · shear · zoom, and the shift."""
         angle = math.radians(self.rotate) * u[:, 1]
         shear = self.shear * u[:, 2]
         sx, sy = 1 + self.zoom * u[:, 3], 1 + self.zoom * u[:, 4]
@@ -91,7 +91,7 @@ class Augment:
 
 
 def uniform(seed: int, epoch: int, rows: Rows, count: int) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """(N, count) numbers in [0, 1), a hash of seed, epoch, sample and column."""
+    """Return (N, count) numbers in [0, 1), a hash of seed, epoch, sample and column."""
     with np.errstate(over="ignore"):  # wrapping round is what a hash does
         key = _mix(np.uint64(seed & (2**64 - 1)) + _mix(np.asarray([epoch], np.uint64)))
         cells = rows.astype(np.uint64)[:, None] * np.uint64(count) + np.arange(count, dtype=np.uint64)
@@ -100,7 +100,7 @@ def uniform(seed: int, epoch: int, rows: Rows, count: int) -> np.ndarray[Any, np
 
 
 def _mix(x: Any) -> Any:
-    """SplitMix64 (Steele, Lea, Flood 2014): every bit of the result depends on every bit of x."""
+    """Mix bits by SplitMix64 (Steele, Lea, Flood 2014): every bit of the result depends on every bit of x."""
     x = x + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

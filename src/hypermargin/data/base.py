@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from hypermargin.common.arrays import Array
+
 Rows = NDArray[np.int64]
 
 TRAIN, VALIDATION, TEST, UNUSED = 0, 1, 2, -1
@@ -36,15 +37,15 @@ class Source(Protocol):
     shape: tuple[int, ...]  # of one sample: (H, W) or (H, W, 3)
 
     def __len__(self) -> int:
-        """How many."""
+        """Return the number of samples."""
         ...
 
     def __getitem__(self, row: int, /) -> Array:
-        """Sample `row`, uint8 of `shape`; DataError if it cannot be read."""
+        """Return sample `row`, uint8 of `shape`; DataError if it cannot be read."""
         ...
 
     def where(self, row: int, /) -> str:
-        """The file, or the file and the record in it."""
+        """Return the file, or the file and the record in it."""
         ...
 
 
@@ -83,19 +84,19 @@ class Data:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one sample as a network gets it: (channels, height, width) or (d,)."""
+        """The shape of one sample as a network gets it: (channels, height, width) or (d,)."""
         one = tuple(self.samples.shape[1:]) if isinstance(self.samples, np.ndarray) else self.samples.shape
         if len(one) == 1:
             return one
         return (1, *one) if len(one) == 2 else (one[2], one[0], one[1])
 
     def where(self, row: int) -> str:
-        """A sample's name for messages."""
+        """Return a sample's name for messages."""
         return f"{self.name}, sample {row}" if isinstance(self.samples, np.ndarray) else self.samples.where(row)
 
 
 def from_names(names: list[str]) -> tuple[Rows, tuple[str, ...]]:
-    """Class ids in the sorted order of the names, and the names."""
+    """Return class ids in the sorted order of the names, and the names."""
     classes, labels = np.unique(np.asarray(names, dtype=object).astype(str), return_inverse=True)
     return labels.astype(np.int64), tuple(map(str, classes))
 

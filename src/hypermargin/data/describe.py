@@ -6,12 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
-from hypermargin.data.base import TEST, TRAIN, VALIDATION, Array, Data, DataError
+from hypermargin.common.arrays import Array
+from hypermargin.data.base import TEST, TRAIN, VALIDATION, Data, DataError
 from hypermargin.files import replacing
 
 
 def summary(data: Data) -> list[tuple[str, str]]:
-    """What a person wants to know first, as pairs of name and value."""
+    """Describe data for a person, as pairs of name and value."""
     counts = np.bincount(data.labels)
     kind = "vectors" if len(data.shape) == 1 else "images"
     dtype = data.samples.dtype if isinstance(data.samples, np.ndarray) else "uint8, in files"
@@ -39,7 +40,7 @@ def summary(data: Data) -> list[tuple[str, str]]:
 
 
 def montage(data: Data, rows: int = 8, columns: int = 12, seed: int = 0) -> Array:
-    """A picture: each row is one identity, each column one of its samples."""
+    """Draw a picture: each row is one identity, each column one of its samples."""
     if len(data.shape) != 3:
         raise DataError(f"{data.name} holds vectors; only images can be shown.")
     rng = np.random.default_rng(seed)
@@ -60,7 +61,7 @@ def montage(data: Data, rows: int = 8, columns: int = 12, seed: int = 0) -> Arra
 
 
 def save_npz(data: Data, path: Path) -> None:
-    """One file with images (or embeddings), labels, classes and the given split, as `read_npz` reads it."""
+    """Write one file with images (or embeddings), labels, classes and the given split, as `read_npz` reads it."""
     if not isinstance(data.samples, np.ndarray):
         raise DataError(f"{data.name}: its images are still in their files. Decode them first with decode_once.")
     arrays = {

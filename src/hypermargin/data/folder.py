@@ -1,4 +1,4 @@
-"""A folder of images, one sub-folder an identity."""
+"""Images in a folder, one sub-folder per identity."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from hypermargin.data.base import TEST, TRAIN, VALIDATION, Array, Bad, Data, DataError, Rows, from_names
+from hypermargin.common.arrays import Array
+from hypermargin.data.base import TEST, TRAIN, VALIDATION, Bad, Data, DataError, Rows, from_names
 from hypermargin.data.images import EXTENSIONS, Encoded, check_options, common_shape, leave_out
 
 PARTS = {"train": TRAIN, "test": TEST, "val": VALIDATION, "valid": VALIDATION, "validation": VALIDATION}
@@ -27,7 +28,7 @@ class FileImages(Encoded):
         return len(self.paths)
 
     def raw(self, row: int) -> bytes:
-        """The file's content."""
+        """Read the file's content."""
         try:
             with open(self.paths[row], "rb") as file:  # half the time of Path.read_bytes
                 return file.read()
@@ -35,12 +36,12 @@ class FileImages(Encoded):
             raise DataError(f"{self.paths[row]}: the file cannot be read ({error}).") from error
 
     def where(self, row: int) -> str:
-        """The path."""
+        """Return the path."""
         return self.paths[row]
 
 
 def read_folder(path: str | Path, *, size: int | None = None, color: str = "auto", on_bad: str = "error") -> Data:
-    """Identities are the names of the sub-folders; images are found at any depth below them.
+    """Read a folder: identities are the names of its sub-folders, images are found at any depth below them.
 
     Sub-folders train/ and test/, perhaps with val/, and nothing else, are the data's own split.
     `size` makes every image (size, size); `color` is "gray", "rgb" or "auto"; else as the first image.
@@ -77,7 +78,7 @@ def file_data(
     on_bad: str,
     bad: list[Bad],
 ) -> Data:
-    """Data of image files with an identity's name and a part's word (all "": no split) for each."""
+    """Make data of image files with an identity's name and a part's word (all "": no split) for each."""
     shape, unreadable = common_shape(FileImages(paths), size, color, on_bad)
     kept = slice(len(unreadable), None)
     labels, classes = from_names(names[kept])
@@ -95,7 +96,7 @@ def file_data(
 
 
 def parts_of(words: Array, where: str) -> NDArray[np.int8]:
-    """Parts from words (train, test, val) or codes (0 train, 1 test, 2 validation)."""
+    """Return parts from words (train, test, val) or codes (0 train, 1 test, 2 validation)."""
     values, rows = np.unique(words, return_inverse=True)
     known = {**PARTS, **CODES}
     for value in values:
@@ -108,12 +109,12 @@ def parts_of(words: Array, where: str) -> NDArray[np.int8]:
 
 
 def unseen(labels: Rows, parts: NDArray[np.int8] | None) -> bool:
-    """Are the identities of the test disjoint from those of the training? True without a split."""
+    """Tell whether the identities of the test are not in the training; True without a split."""
     return parts is None or not np.intersect1d(labels[parts == TRAIN], labels[parts == TEST]).size
 
 
 def suits(shape: tuple[int, ...]) -> str:
-    """The augmentation for samples of a shape: photographs may be mirrored, drawings and letters may not."""
+    """Choose the augmentation for samples of a shape: photographs may be mirrored, drawings and letters may not."""
     return "flip" if len(shape) == 3 else "none"
 
 

@@ -27,7 +27,7 @@ ABSENT = "\U0010fffd\U000ffffd\ue000"  # private use: fonts seldom have all thre
 
 @dataclass(frozen=True)
 class Face:
-    """One font file, opened: bold DejaVu Sans, for one."""
+    """One font file, opened, such as bold DejaVu Sans."""
 
     path: Path
     family: str
@@ -46,7 +46,7 @@ class FontError(DataError):
 
 
 def font_files(folder: Path | None) -> dict[Path, bytes]:
-    """The .ttf and .otf files below the folder in the order of their paths; None: matplotlib's 12 DejaVu faces."""
+    """List the .ttf and .otf files below the folder, ordered by path; None: matplotlib's 12 DejaVu faces."""
     if folder is None:
         return {
             path: path.read_bytes() for path in _font_paths(_matplotlib_fonts()) if DEFAULT.fullmatch(path.name)
@@ -75,12 +75,12 @@ def _matplotlib_fonts() -> Path:
 
 
 def missing(package: str, extra: str) -> DataError:
-    """Which package is not there, and how to get it."""
+    """Make the error that says which package is not there, and how to get it."""
     return DataError(f"glyphs needs {package}, which is not installed. Run: pip install 'hypermargin[{extra}]'")
 
 
 def open_faces(files: dict[Path, bytes], box: int, among: str | None, on_bad: str) -> tuple[list[Face], list[Bad]]:
-    """The faces, with those of the characters `among` that are in them, to be drawn in boxes of so many pixels."""
+    """Open the faces, with those of the characters `among` they have, to be drawn in boxes of `box` pixels."""
     try:
         importlib.import_module("matplotlib.ft2font")
     except ModuleNotFoundError:
@@ -113,7 +113,7 @@ def _open(path: Path, content: bytes, box: int, among: set[str] | None) -> Face:
 
 
 def draw(face: Face, characters: list[str], box: int) -> NDArray[np.uint8]:
-    """The characters, white on black, as (characters, box, box); black if not in the face or without any ink.
+    """Draw the characters, white on black, as (characters, box, box); black if not in the face or without any ink.
 
     All at one size on one baseline, so that o and O, comma and apostrophe, 2 and ² stay apart; centred from left
     to right; moved up or down, or made smaller, only if they would not fit.

@@ -38,7 +38,7 @@ def glyphs(
     on_bad: str = "error",
     say: Say = lambda _: None,
 ) -> Data:
-    """Images of characters, generated on this machine from fonts. Nothing here was photographed or written by hand.
+    """Draw images of characters from the fonts of this machine. Nothing was photographed or written by hand.
 
     fonts       a folder of .ttf or .otf files; None for the 12 DejaVu faces that come with matplotlib
     size        images are (size, size) uint8, bright ink on black
@@ -89,7 +89,7 @@ def glyphs(
 def _build(
     faces: list[Face], size: int, seed: int, say: Say
 ) -> tuple[NDArray[np.uint8], Rows, tuple[str, ...], NDArray[np.int8]]:
-    """Samples, labels, classes and parts."""
+    """Draw samples, with labels, classes and parts."""
     if not faces:
         raise DataError("glyphs: none of the fonts can be read. Look at them without on_bad='skip' to see why.")
     seen = _seen_families(faces)
@@ -118,14 +118,14 @@ def _build(
 
 
 def _seen_families(faces: list[Face]) -> NDArray[np.bool_]:
-    """Which faces training may see: those of the families before the last third by name."""
+    """Choose the faces that training may see: those of the families before the last third by name."""
     families = sorted({face.family for face in faces})
     unseen = max(1, len(families) // 3) if len(families) > 1 else 0
     return np.array([face.family in families[: len(families) - unseen] for face in faces])
 
 
 def _in_enough_faces(has: NDArray[np.bool_], seen: NDArray[np.bool_]) -> Rows:
-    """The characters, columns of `has`, that are in two thirds of the seen faces and in one of the others."""
+    """Find the characters, columns of `has`, in two thirds of the seen faces and in one of the others."""
     enough = max(2, -(-2 * int(seen.sum()) // 3))
     kept = np.flatnonzero((has[seen].sum(0) >= enough) & (has[~seen].any(0) | seen.all()))
     if len(kept) < 3:

@@ -15,7 +15,7 @@ BLOCK = 512
 
 
 def same_shapes(shapes: NDArray[np.uint8], drawn: NDArray[np.bool_]) -> Rows:
-    """For each character the first one that looks like it, itself if none does.
+    """Find for each character the first one that looks like it, itself if none does.
 
     shapes  (faces, characters, SIDE, SIDE), drawn (faces, characters) which of them there are
 

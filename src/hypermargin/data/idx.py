@@ -11,8 +11,9 @@ from typing import IO
 
 import numpy as np
 
+from hypermargin.common.arrays import Array
 from hypermargin.data.arrays import as_samples, from_parts, read_exactly
-from hypermargin.data.base import Array, Data, DataError
+from hypermargin.data.base import Data, DataError
 
 DTYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 MOST_DIMENSIONS = 8
@@ -22,7 +23,7 @@ GZIP = b"\x1f\x8b"
 
 
 def read_idx(path: str | Path, *, on_bad: str = "error") -> Data:
-    """A folder with MNIST's four files: train-* for training, t10k-* for the test, of the same classes."""
+    """Read a folder with MNIST's four files: train-* for training, t10k-* for the test, of the same classes."""
     folder = Path(path)
     samples, labels, parts = [], [], []
     for part, word in (("train", "train"), ("t10k", "test")):
@@ -44,7 +45,7 @@ def read_idx(path: str | Path, *, on_bad: str = "error") -> Data:
 
 
 def read_idx_array(path: str | Path) -> Array:
-    """The array of one IDX file, in the byte order of this machine."""
+    """Read the array of one IDX file, in the byte order of this machine."""
     try:
         size = os.path.getsize(path)
         with open(path, "rb") as file:
@@ -59,7 +60,7 @@ def read_idx_array(path: str | Path) -> Array:
 
 
 def find_fashion_mnist() -> Path:
-    """The folder with Fashion-MNIST's four files, from Debian's package, $HYPERMARGIN_DATA or the cache."""
+    """Find the folder with Fashion-MNIST's four files: Debian's package, $HYPERMARGIN_DATA or the cache."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hypermargin"
     given = os.environ.get("HYPERMARGIN_DATA")
     folders = [Path(given) / "fashion-mnist"] if given else []

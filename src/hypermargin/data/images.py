@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hypermargin import checks
-from hypermargin.data.base import UNREADABLE, Array, Bad, DataError
+from hypermargin.common.arrays import Array
+from hypermargin.data.base import UNREADABLE, Bad, DataError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -30,7 +31,7 @@ CLEAR = {"LA", "La", "PA", "RGBA", "RGBa"}
 
 
 def decode(raw: bytes, shape: tuple[int, ...], where: str) -> Array:
-    """An encoded image as uint8 of `shape`: (H, W) gray or (H, W, 3) RGB. DataError naming `where` if broken."""
+    """Decode an image to uint8 of `shape`: (H, W) gray or (H, W, 3) RGB. DataError naming `where` if broken."""
     mode = "L" if len(shape) == 2 else "RGB"
     wanted = (shape[1], shape[0])
     try:
@@ -54,7 +55,7 @@ def decode(raw: bytes, shape: tuple[int, ...], where: str) -> Array:
 
 
 def probe(raw: bytes, where: str) -> tuple[int, ...]:
-    """The shape an image has in its file, upright: (H, W) or (H, W, 3)."""
+    """Return the shape an image has in its file, upright: (H, W) or (H, W, 3)."""
     try:
         image = _open(raw)
         width, height = image.size[::-1] if _orientation(image) >= 5 else image.size
@@ -117,7 +118,7 @@ def _plain(image: Image, mode: str) -> Image:
 
 
 def reason(error: Exception) -> str:
-    """What an exception says, or what it is."""
+    """Return what an exception says, or what it is."""
     return str(error) or type(error).__name__
 
 
@@ -131,11 +132,11 @@ class Encoded(ABC):
 
     @abstractmethod
     def raw(self, row: int) -> bytes:
-        """The encoded image `row`; DataError if it cannot be had."""
+        """Return the encoded image `row`; DataError if it cannot be had."""
 
     @abstractmethod
     def where(self, row: int) -> str:
-        """The file, or the file and the place in it."""
+        """Return the file, or the file and the place in it."""
 
     def __getitem__(self, row: int) -> Array:
         return decode(self.raw(row), self.shape, self.where(row))
@@ -149,7 +150,7 @@ def leave_out(bad: list[Bad], on_bad: str, where: str, why: str) -> None:
 
 
 def check_options(size: int | None, color: str, on_bad: str) -> None:
-    """The three arguments every reader of images takes."""
+    """Check the three arguments every reader of images takes."""
     if size is not None:
         checks.count("size", size)
     checks.one_of("color", color, COLORS)
@@ -157,9 +158,9 @@ def check_options(size: int | None, color: str, on_bad: str) -> None:
 
 
 def common_shape(samples: Encoded, size: int | None, color: str, on_bad: str) -> tuple[tuple[int, ...], list[Bad]]:
-    """The shape all samples get, which is the first readable one's where `size` and `color` leave it open.
+    """Find the shape all samples get: the first readable one's where `size` and `color` leave it open.
 
-    Also the unreadable ones before it: as many of the first rows have to be dropped.
+    Also return the unreadable ones before it: as many of the first rows have to be dropped.
     """
     bad: list[Bad] = []
     for row in range(len(samples)):

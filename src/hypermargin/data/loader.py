@@ -1,4 +1,4 @@
-"""From samples to batches: decoded once when they fit in memory, read by worker processes when they do not."""
+"""Batches from samples: decoded once when they fit in memory, read by worker processes when they do not."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from hypermargin import checks
+from hypermargin.common.arrays import Array
 from hypermargin.common.text import Say
-from hypermargin.data.base import UNREADABLE, Array, Bad, Data, DataError, Rows, Source
+from hypermargin.data.base import UNREADABLE, Bad, Data, DataError, Rows, Source
 
 BLOCK = 256  # samples a worker decodes at a time
 
@@ -59,7 +60,7 @@ def _read(
 
 
 def _leave_signals_to_the_trainer(worker: int) -> None:
-    """Ctrl-C in a terminal and torchrun's SIGTERM reach workers too, and would end them before the run is saved."""
+    """Ignore Ctrl-C and torchrun's SIGTERM, which reach workers too and would end them before the run is saved."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 
@@ -71,7 +72,7 @@ def _as_it_is(found: Any) -> Any:
 def decode_once(
     data: Data, *, memory: float = 4.0, workers: int = 0, on_bad: str = "error", say: Say = lambda _: None
 ) -> Data:
-    """The same data with its images decoded, if they take at most `memory` GiB; else as they are.
+    """Return the same data with its images decoded, if they take at most `memory` GiB; else as they are.
 
     on_bad="error" stops at the first unreadable sample; "skip" leaves it out and lists it in `Data.bad`.
     """
@@ -104,7 +105,7 @@ def decode_once(
 
 
 def select(data: Data, rows: Rows, samples: Array | Source) -> Data:
-    """Only these rows, whose samples are given; identities left without any are dropped."""
+    """Select rows, whose samples are given; identities left without any are dropped."""
     labels = data.labels[rows]
     used, labels = np.unique(labels, return_inverse=True)
     return dataclasses.replace(
@@ -125,7 +126,7 @@ class Scaling:
 
     @classmethod
     def fit(cls, data: Data, rows: Rows, as_they_are: bool = False) -> Scaling:
-        """[−1, 1] for bytes; mean 0 and deviation 1 over `rows` for floats; unchanged if `as_they_are`."""
+        """Choose [−1, 1] for bytes; mean 0 and deviation 1 over `rows` for floats; no change if `as_they_are`."""
         samples = data.samples
         if not isinstance(samples, np.ndarray) or samples.dtype == np.uint8:
             return cls()
@@ -135,7 +136,7 @@ class Scaling:
         return cls(float(part.mean(dtype=np.float64)), float(part.std(dtype=np.float64)) or 1.0)
 
     def __call__(self, raw: Tensor) -> Tensor:
-        """From samples as they are stored."""
+        """Scale samples as they are stored."""
         x = raw.to(torch.float32, copy=True).sub_(self.mean).div_(self.std)  # in place: half the memory traffic
         if x.dim() == 3:
             return x.unsqueeze(1)
@@ -163,7 +164,7 @@ class Feed:
                 self.samples = self.samples.to(device)
 
     def __call__(self, groups: Sequence[Rows]) -> Iterator[tuple[Tensor, Rows]]:
-        """(samples, their rows) for each group."""
+        """Yield (samples, their rows) for each group."""
         if self.samples is not None:
             for rows in groups:
                 picked = self.samples.index_select(0, torch.from_numpy(rows).to(self.samples.device))

@@ -27,7 +27,7 @@ LONGEST_LABEL = 256
 
 @dataclass(frozen=True)
 class Pairs:
-    """Is image first[k] of the same identity as image second[k]? same[k] says.
+    """Pairs of images: same[k] says whether first[k] and second[k] are of one identity.
 
     samples   every distinct image once
     fold      (P,) the fold each pair belongs to, where the data say so
@@ -56,11 +56,11 @@ class MemoryImages(Encoded):
         return len(self.encoded)
 
     def raw(self, row: int) -> bytes:
-        """The encoded image."""
+        """Return the encoded image."""
         return self.encoded[row]
 
     def where(self, row: int) -> str:
-        """The file and the number of the image in it."""
+        """Return the file and the number of the image in it."""
         return f"{self.path}, image {self.places[row]}"
 
 
@@ -73,7 +73,7 @@ class _Pair(NamedTuple):
 
 
 def read_bin(path: str | Path, *, size: int | None = None, color: str = "auto", on_bad: str = "error") -> Pairs:
-    """insightface's verification sets: a pickle of (encoded images, same); images 2k and 2k+1 are pair k."""
+    """Read insightface's verification sets: a pickle of (encoded images, same); images 2k and 2k+1 are pair k."""
     check_options(size, color, on_bad)
     try:
         loaded = plainpickle.loads(Path(path).read_bytes(), str(path))
@@ -119,7 +119,7 @@ def read_pairs(
     color: str = "auto",
     on_bad: str = "error",
 ) -> Pairs:
-    """Pairs named in a text file; images are looked for below `images`, or else beside the file.
+    """Read pairs named in a text file; images are looked for below `images`, or else beside the file.
 
     .csv    a header, then the columns a, b, same (or first, second, issame or label) and perhaps fold
     other   LFW's pairs.txt: `folds pairs` or `pairs`, then `name 1 2` or `name 1 other 2`, for name/name_0001.jpg
@@ -156,7 +156,7 @@ def read_csv(
     color: str = "auto",
     on_bad: str = "error",
 ) -> Data:
-    """A list of image files: columns path (file, image), label (identity, class), perhaps split (train, test, val).
+    """Read a list of image files: columns path (file, image), label (identity, class), perhaps split.
 
     Paths are relative to `images`, or else to the list.
     """
@@ -193,7 +193,7 @@ def _pairs(
     dropped: int,
     bad: list[Bad],
 ) -> Pairs:
-    """Pairs without those that use one of the first `dropped` images."""
+    """Make pairs without those that use one of the first `dropped` images."""
     table = np.array(pairs, dtype=np.int64).reshape(-1, 3)
     keep = (table[:, :2] >= dropped).all(1)
     if not keep.any():
@@ -264,7 +264,7 @@ def _csv_pairs(path: Path, folder: Path) -> Iterator[_Pair | Bad]:
 def _table(
     path: Path, *columns: tuple[str, ...], optional: tuple[str, ...]
 ) -> Iterator[tuple[str, list[Any] | str]]:
-    """The place of each line, and its cells in the wanted columns (None without the optional one), or why not."""
+    """Yield the place of each line with its cells in the wanted columns (None: no optional one), or why not."""
     lines = _text(path).splitlines()
     head = lines[0] if lines else ""
     rows = csv.reader(lines, delimiter=max(",;\t", key=head.count))

@@ -27,7 +27,7 @@ REFUSED = (
 
 
 def loads(raw: bytes, where: str) -> object:
-    """The plain object in a pickle; DataError, naming `where`, for anything else."""
+    """Read the plain object in a pickle; DataError, naming `where`, for anything else."""
     try:
         return _Reader(raw).read()
     except DataError as error:

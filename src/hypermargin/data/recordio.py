@@ -47,7 +47,7 @@ class RecordImages(Encoded):
 
     @property
     def mapped(self) -> mmap.mmap:
-        """The file's bytes."""
+        """Return the file's bytes."""
         if self._mapped is None:
             try:
                 with open(self.path, "rb") as file:
@@ -57,19 +57,19 @@ class RecordImages(Encoded):
         return self._mapped
 
     def raw(self, row: int) -> bytes:
-        """The encoded image."""
+        """Return the encoded image."""
         try:
             return _record(self.mapped, int(self.offsets[row]))[2]
         except _BrokenRecordError as error:
             raise DataError(f"{self.where(row)}: {error}") from None
 
     def where(self, row: int) -> str:
-        """File, key and offset."""
+        """Return file, key and offset, for messages."""
         return f"{self.path}, key {self.keys[row]} at offset {self.offsets[row]}"
 
 
 def read_records(path: str | Path, *, size: int | None = None, color: str = "auto", on_bad: str = "error") -> Data:
-    """Images and labels of a .rec file, or of a folder with one. Without an .idx beside it, the file is scanned."""
+    """Read images and labels of a .rec file, or of a folder with one. Without an .idx beside it, it is scanned."""
     check_options(size, color, on_bad)
     file = _find(Path(path))
     bad: list[Bad] = []
@@ -142,7 +142,7 @@ def _scan(raw: mmap.mmap, file: Path, on_bad: str, bad: list[Bad]) -> Rows:
 
 
 def _labels(records: RecordImages, on_bad: str, bad: list[Bad]) -> tuple[Rows, float]:
-    """The label of every record, −1 for no image; and the key at which the images end."""
+    """Read the label of every record, −1 for no image; and the key at which the images end."""
     raw, end = records.mapped, np.inf
     labels = np.concatenate(
         [_usual(raw, records.offsets[at : at + CHUNK]) for at in range(0, len(records), CHUNK)]
@@ -163,7 +163,7 @@ def _labels(records: RecordImages, on_bad: str, bad: list[Bad]) -> tuple[Rows, f
 
 
 def _usual(raw: mmap.mmap, offsets: Rows) -> Rows:
-    """Labels of whole, sound records with an image, for many at once; −1 for all others, to be looked at singly."""
+    """Read labels of whole, sound records with an image, many at once; −1 for others, to be looked at singly."""
     if len(raw) < 8 + HEADER:
         return np.full(len(offsets), -1)
     words: NDArray[np.uint32] = np.frombuffer(raw, dtype="<u4", count=len(raw) // 4)
@@ -180,7 +180,7 @@ def _usual(raw: mmap.mmap, offsets: Rows) -> Rows:
 
 
 def _piece(raw: mmap.mmap, at: int) -> tuple[int, int, int]:
-    """part, begin and end of the piece at an offset."""
+    """Return part, begin and end of the piece at an offset."""
     if not 0 <= at <= len(raw) - 8 or at % 4:
         raise _BrokenRecordError(f"no record can begin there in a file of {len(raw)} bytes.")
     magic, length = struct.unpack_from("<II", raw, at)
@@ -195,7 +195,7 @@ def _piece(raw: mmap.mmap, at: int) -> tuple[int, int, int]:
 
 
 def _record(raw: mmap.mmap, at: int) -> tuple[int, float, bytes]:
-    """flag, label and image of the record at an offset."""
+    """Return flag, label and image of the record at an offset."""
     part, begin, end = _piece(raw, at)
     if part not in (0, 1):
         raise _BrokenRecordError(f"it is piece {part} of a record, not its first.")

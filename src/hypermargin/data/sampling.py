@@ -11,12 +11,12 @@ SAMPLINGS = ("shuffled", "balanced", "identities")
 
 
 def batches(labels: Rows, sampling: str, batch: int, *, seed: int, epoch: int, per_identity: int = 4) -> list[Rows]:
-    """Positions in `labels`, batch by batch.
+    """Yield positions in `labels`, batch by batch.
 
     - "shuffled": every sample once
     - "balanced": identities in turn, each as often as any other; rare ones repeat, frequent ones take their turn
-    - "identities": P = batch/K different identities a batch, K = `per_identity` samples of each (with repeats where
-      an identity has fewer)
+    - "identities": P = batch/K different identities per batch, K = `per_identity` samples of each (with repeats
+      where an identity has fewer)
 
     A last batch of one sample joins the one before: batch normalisation cannot train on one.
     """
@@ -31,7 +31,7 @@ def batches(labels: Rows, sampling: str, batch: int, *, seed: int, epoch: int, p
     C = len(counts)
 
     def take(identity: Rows, turn: Rows) -> Rows:
-        """The `turn`-th sample of an identity, going round."""
+        """Return the `turn`-th sample of an identity, going round."""
         return order[first[identity] + turn % counts[identity]].astype(np.int64)
 
     if sampling == "balanced":
@@ -42,7 +42,7 @@ def batches(labels: Rows, sampling: str, batch: int, *, seed: int, epoch: int, p
     P = batch // per_identity
     if not 1 <= P <= C or batch % per_identity:
         raise ValueError(
-            f'sampling="identities" takes batch/per_identity different identities a batch; got batch = {batch}, '
+            f'sampling="identities" takes batch/per_identity different identities per batch; got batch = {batch}, '
             f"per_identity = {per_identity} and {C} identities. Make batch a multiple of per_identity, at most "
             f"{C * per_identity}."
         )

@@ -23,7 +23,7 @@ class Split:
     open_set: bool  # are the test's identities unseen in training?
 
     def targets(self, labels: Rows) -> Rows:
-        """The head's class of each label; −1 where it has none."""
+        """Return the head's class of each label; −1 where it has none."""
         place = np.full(int(labels.max(initial=0)) + 1, -1, dtype=np.int64)
         known = self.classes[self.classes < len(place)]
         place[known] = np.arange(len(known))
@@ -82,7 +82,7 @@ def split(
 
 
 def at_most(rows: Rows, labels: Rows, count: int) -> Rows:
-    """About `count` of the rows at most, in whole identities: all pairs of a million samples would take days."""
+    """Keep at most about `count` rows, in whole identities: all pairs of a million samples would take days."""
     if len(rows) <= count:
         return rows
     identities, sizes = np.unique(labels[rows], return_counts=True)

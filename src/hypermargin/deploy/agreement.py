@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from hypermargin.common.arrays import Array
 from hypermargin.common.text import first_line
-from hypermargin.data import Array
 from hypermargin.deploy.graph import ExportError
 from hypermargin.training.run import Trained
 

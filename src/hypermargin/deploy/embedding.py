@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from hypermargin import checks
+from hypermargin.common.arrays import Array
 from hypermargin.common.environment import now, versions
 from hypermargin.common.text import Say
-from hypermargin.data import Array, Bad, DataError, Feed, Source, open_data
+from hypermargin.data import Bad, DataError, Feed, Source, open_data
 from hypermargin.data.base import UNREADABLE, Rows
 from hypermargin.data.folder import FileImages
 from hypermargin.data.images import EXTENSIONS, Encoded

@@ -32,7 +32,7 @@ LBFGS_ENTRIES = 50_000_000  # of X and the logits, up to which all rows are take
 
 
 def _may_come_in_parts(estimator: Any) -> bool:
-    """Whether there is a partial_fit: not with a kernel that is made of all samples."""
+    """Tell whether there is a partial_fit: not with a kernel that is made of all samples."""
     if uses_kernel(estimator) and (
         estimator.approximation in ("exact", "import") or estimator.kernel == "precomputed"
     ):
@@ -173,7 +173,7 @@ class MarginSoftmaxClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin,
 
     @classmethod
     def of(cls, head: str, **parameters: Any) -> Self:
-        """A head of the family by name: its margin and the sides it normalises, with a modest m and a fitted s."""
+        """Make one like a head of the family: its margin and the sides it normalises, a modest m, a fitted s."""
         if head not in FAMILY:
             raise ValueError(f"head must be one of {', '.join(FAMILY)}; got {head!r}.")
         recipe = FAMILY[head]
@@ -250,7 +250,7 @@ class MarginSoftmaxClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin,
         classes: ArrayLike | None = None,
         sample_weight: ArrayLike | None = None,
     ) -> Self:
-        """One epoch of adam over these samples, going on from where the model is.
+        """Run one epoch of adam over these samples, going on from where the model is.
 
         The first call needs all `classes`, and settles the constant feature and the kernel's gamma and
         approximation by its samples; "auto" is then "fourier" for rbf, "nystroem" for others. `alpha` is shared out
@@ -286,26 +286,26 @@ class MarginSoftmaxClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin,
         return self
 
     def decision_function(self, X: Any) -> Array:
-        """The logits, without a margin; for two classes the second's less the first's."""
+        """Return the logits, without a margin; for two classes the second's less the first's."""
         z = self._logits(X)
         return z[:, 1] - z[:, 0] if len(self.classes_) == 2 else z
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """The class with the largest logit."""
+        """Return the class with the largest logit."""
         best = self._logits(X).argmax(1)
         found: NDArray[Any] = self.classes_[best]
         return found
 
     def predict_proba(self, X: Any) -> Array:
-        """Softmax of the logits."""
+        """Return the softmax of the logits."""
         return np.asarray(softmax(self._logits(X), axis=1))
 
     def predict_log_proba(self, X: Any) -> Array:
-        """Log-softmax of the logits, which keeps digits that predict_proba loses."""
+        """Return the log-softmax of the logits, which keeps digits that predict_proba loses."""
         return np.asarray(log_softmax(self._logits(X), axis=1))
 
     def transform(self, X: Any) -> Any:
-        """Cosines to the class vectors, or unit features, as `transform_to` says."""
+        """Return cosines to the class vectors, or unit features, as `transform_to` says."""
         check_is_fitted(self)
         checks.one_of("transform_to", self.transform_to, OUTPUTS)
         features = self._space.on_the_sphere(inputs.samples(self, X, first=False))
@@ -319,7 +319,7 @@ class MarginSoftmaxClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin,
         return State(self.class_vectors_, self._b, self._r, self.n_iter_, list(self.loss_curve_))
 
     def _continued(self, space: Space, fresh: State) -> State:
-        """The last fit's class vectors in place of fresh ones, where they are of the same features."""
+        """Put the last fit's class vectors in place of fresh ones, where they are of the same features."""
         before = self._state()
         plain = isinstance(self._space.features, Plain) and isinstance(space.features, Plain)
         if not plain or before.W.shape != fresh.W.shape or (self._space.constant > 0) != (space.constant > 0):
@@ -330,7 +330,7 @@ class MarginSoftmaxClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin,
         return State(unit(before.W), fresh.b, before.r if fitted else fresh.r)
 
     def _check_unchanged(self, problem: Problem) -> None:
-        """partial_fit can go on with another margin, alpha or learning rate, not with other features or parts."""
+        """Check that features and parts are the same: partial_fit can go on with another margin, alpha or rate."""
         assert self._adam is not None
         was, kernel = self._adam.problem, not isinstance(self._space.features, Plain)
         now = (
@@ -350,11 +350,11 @@ class MarginSoftmaxClassifier(ClassNamePrefixFeaturesOutMixin, TransformerMixin,
 
     @property
     def _n_features_out(self) -> int:
-        """For the names of what `transform` returns."""
+        """The number of columns that `transform` returns, for their names."""
         return len(self.classes_) if self.transform_to == "cosines" else int(self.class_vectors_.shape[1])
 
     def _publish(self, problem: Problem, classes: NDArray[Any], space: Space, state: State) -> None:
-        """What was found, as attributes."""
+        """Set what was found as attributes."""
         self.classes_, self._space = classes, space
         self.class_vectors_, self._b, self._r = state.W, state.b, state.r
         self.n_iter_, self.loss_curve_ = state.n_iter, state.loss_curve
@@ -378,5 +378,5 @@ def _entries(data: Data, problem: Problem) -> int:
 
 
 def _of_difference(by_class: Array) -> Array:
-    """What belongs to each class; for two classes the second's less the first's, as scikit-learn has it."""
+    """Return what belongs to each class; for two classes the second's less the first's, as scikit-learn has it."""
     return by_class[1:] - by_class[:1] if len(by_class) == 2 else by_class

@@ -35,15 +35,15 @@ class Features(Protocol):
     """Coordinates of samples, and the lengths that they count with."""
 
     def __call__(self, X: Any) -> tuple[Any, Array]:
-        """(N, d) and (N,)."""
+        """Return coordinates (N, d) and lengths (N,)."""
 
 
 @dataclass(frozen=True)
 class Plain:
-    """X as it is."""
+    """The samples X as they are."""
 
     def __call__(self, X: Any) -> tuple[Any, Array]:
-        """X and |x|."""
+        """Return X and |x|."""
         return X, row_norms(X)
 
 
@@ -60,7 +60,7 @@ class KernelFunction:
     coef0: float
 
     def __call__(self, X: Any, Y: Any) -> Array:
-        """(len X, len Y)."""
+        """Return the kernel matrix (len X, len Y)."""
         if self.kernel == "precomputed":
             return np.asarray(X, dtype=np.float64)
         if callable(self.kernel):
@@ -75,7 +75,7 @@ class KernelFunction:
         return np.asarray(pairwise_kernels(X, Y, metric=self.kernel, filter_params=True, **options))
 
     def diagonal(self, X: Any) -> Array:
-        """k(x, x) of training points, row by row, in small blocks."""
+        """Return k(x, x) of training points, row by row, in small blocks."""
         if self.kernel == "precomputed":
             return np.diagonal(X).copy()
         if self.kernel in ("rbf", "laplacian"):
@@ -86,7 +86,7 @@ class KernelFunction:
 
 @dataclass(frozen=True)
 class Landmarks:
-    """Φ of the module's docstring."""
+    """The map Φ of the module's docstring."""
 
     kernel: KernelFunction
     rows: NDArray[np.intp]  # which training points are landmarks, in the order of L
@@ -95,25 +95,25 @@ class Landmarks:
     length: float | None = None  # of every training point, if they are all the same
 
     def __call__(self, X: Any) -> tuple[Array, Array]:
-        """Φ(x) and |φ(x)|, which is longer than |Φ(x)| for a sample outside the span."""
+        """Return Φ(x) and |φ(x)|, which is longer than |Φ(x)| for a sample outside the span."""
         across, lengths = self.across(X)
         features = solve_triangular(self.L, across.T, lower=True).T
         return features, row_norms(features) if lengths is None else lengths
 
     def across(self, X: Any) -> tuple[Array, Array | None]:
-        """k(x, S) and |φ(x)|; None where the latter is not to be known, from rows of a precomputed kernel."""
+        """Return k(x, S) and |φ(x)|; None where the latter cannot be known, from rows of a precomputed kernel."""
         if self.kernel.kernel != "precomputed":
             return self.kernel(X, self.points), np.sqrt(np.maximum(self.kernel.diagonal(X), 0.0))
         known = None if self.length is None else np.full(X.shape[0], self.length)
         return X[:, self.rows], known
 
     def dual(self, W: Array) -> Array:
-        """The class vectors (C, |S|) as sums over landmarks: W·L⁻¹."""
+        """Return the class vectors (C, |S|) as sums over landmarks: W·L⁻¹."""
         return np.asarray(solve_triangular(self.L, W.T, lower=True, trans="T").T)
 
     @staticmethod
     def all_of(kernel: KernelFunction, X: Any) -> tuple[Landmarks, Array]:
-        """Every training point that is not in the span of the others, by Cholesky with pivoting; and Φ of all."""
+        """Take every training point not in the span of the others, by Cholesky with pivoting; and Φ of all."""
         K = np.array(kernel(X, X), order="F")  # a copy: a precomputed one is the user's
         check_kernel_matrix(K)
         tol = RANK * max(float(K.diagonal().max()), np.finfo(float).tiny)
@@ -126,7 +126,7 @@ class Landmarks:
 
     @staticmethod
     def of(kernel: KernelFunction, X: Any, rows: NDArray[np.intp], L: Array) -> Landmarks:
-        """These rows of X."""
+        """Take these rows of X as landmarks."""
         squares = kernel.diagonal(X)
         same = float(np.ptp(squares)) <= 1e-9 * float(squares.max())
         return Landmarks(kernel, rows, X[rows], L, float(np.sqrt(squares.max())) if same else None)
@@ -139,7 +139,7 @@ class Approximate:
     transformer: Any
 
     def __call__(self, X: Any) -> tuple[Array, Array]:
-        """Its features, which stand for φ, and their lengths."""
+        """Return its features, which stand for φ, and their lengths."""
         features = np.asarray(self.transformer.transform(X))
         return features, row_norms(features)
 
@@ -151,20 +151,20 @@ class _AsKernel(Kernel):
         self.function = function
 
     def __call__(self, X: Any, Y: Any = None, eval_gradient: bool = False) -> Array:
-        """k(X, Y)."""
+        """Return k(X, Y)."""
         return np.asarray(self.function(X, X if Y is None else Y))
 
     def diag(self, X: Any) -> Array:
-        """k(x, x)."""
+        """Return k(x, x)."""
         return np.diagonal(self(X))
 
     def is_stationary(self) -> bool:
-        """Not known."""
+        """Answer that it is not known to be."""
         return False
 
 
 def nystroem(kernel: KernelFunction, X: Any, components: int, random_state: Any) -> Approximate:
-    """Random landmarks."""
+    """Draw random landmarks."""
     named = isinstance(kernel.kernel, str)
     options = {"gamma": kernel.gamma, "degree": kernel.degree, "coef0": kernel.coef0} if named else {}
     metric = kernel.kernel if isinstance(kernel.kernel, str) else _AsKernel(kernel.kernel)
@@ -173,7 +173,7 @@ def nystroem(kernel: KernelFunction, X: Any, components: int, random_state: Any)
 
 
 def fourier(kernel: KernelFunction, X: Any, components: int, random_state: Any) -> Approximate:
-    """Random Fourier features of the rbf kernel."""
+    """Draw random Fourier features of the rbf kernel."""
     if kernel.kernel != "rbf":
         raise ValueError(
             f'approximation="fourier" is for kernel="rbf"; got {kernel.kernel!r}. "nystroem" takes any kernel.'
@@ -183,7 +183,7 @@ def fourier(kernel: KernelFunction, X: Any, components: int, random_state: Any) 
 
 
 def check_kernel_matrix(K: Array) -> None:
-    """A finite, symmetric matrix with nothing negative on its diagonal."""
+    """Check for a finite, symmetric matrix with nothing negative on its diagonal."""
     if not np.isfinite(K).all():
         raise ValueError("kernel returned NaN or infinity. Scale the features, or lower gamma or degree.")
     largest = max(float(np.abs(K).max()), np.finfo(float).tiny)
@@ -194,7 +194,7 @@ def check_kernel_matrix(K: Array) -> None:
 
 
 def check_span(squares: Array, features: Array) -> None:
-    """What is left of k(x, x) outside the span of the landmarks is a square, but for rounding of k(x, x)."""
+    """Check that what is left of k(x, x) outside the span of the landmarks is a square, but for rounding."""
     left = squares - row_norms(features) ** 2
     if float(left.min()) < -1e-6 * max(1.0, float(squares.max())):
         raise ValueError(

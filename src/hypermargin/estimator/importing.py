@@ -36,11 +36,11 @@ class _Chosen:
 
     @property
     def features(self) -> Array:
-        """Φ so far."""
+        """The coordinates Φ so far."""
         return self.phi[:, : len(self.rows)]
 
     def add(self, i: int) -> Array:
-        """Make x_i a landmark; its column of Φ."""
+        """Make x_i a landmark; return its column of Φ."""
         k = len(self.rows)
         column: Array = (self.K[:, i] - self.features @ self.features[i]) / np.sqrt(self.left[i])
         column[self.rows] = 0.0  # in exact arithmetic it is
@@ -51,7 +51,7 @@ class _Chosen:
         return column
 
     def add_best(self, D: Array, count: int) -> bool:
-        """The `count` points with the largest gains, one after the other; False if nothing is left to gain."""
+        """Add the `count` points with the largest gains, one after the other; False if nothing is left to gain."""
         along = self.K @ D - self.features @ (self.features.T @ D)  # ⟨φ⊥(x_i), Σ_n D_nj φ(x_n)⟩
         least = RANK * self.K.diagonal().max()
         for _ in range(count):
@@ -68,7 +68,7 @@ class _Chosen:
 def choose(
     kernel: KernelFunction, X: Any, candidates: NDArray[np.bool_], wanted: int, pull: Pull
 ) -> tuple[Landmarks, Array]:
-    """`wanted` landmarks out of the candidates among the rows of X, or fewer where fewer span them all; and Φ.
+    """Choose `wanted` landmarks of the candidates among the rows of X, or fewer that span them all; and Φ.
 
     `pull(Φ)` fits on Φ and returns the loss's gradient by the products; it is called after each of the first few
     landmarks, then after each tenth more of them.

@@ -16,7 +16,7 @@ from hypermargin.estimator.objective import Array
 
 
 def samples(estimator: Any, X: Any, y: Any = None, *, first: bool) -> Any:
-    """X as float64, dense or CSR; with y, both."""
+    """Check X, as float64, dense or CSR; with y, both."""
     sparse = False if estimator.kernel == "precomputed" else "csr"
     options = {"accept_sparse": sparse, "dtype": np.float64, "order": "C", "reset": first}
     if y is None and not first:
@@ -27,7 +27,7 @@ def samples(estimator: Any, X: Any, y: Any = None, *, first: bool) -> Any:
 
 
 def classes_of(y: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.intp]]:
-    """The classes, and the labels as their numbers."""
+    """Return the classes, and the labels as their numbers."""
     classes, labels = np.unique(y, return_inverse=True)
     if len(classes) < 2:
         raise ValueError(
@@ -37,7 +37,7 @@ def classes_of(y: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.intp]]:
 
 
 def classes_to_come(classes: Any, known: NDArray[Any] | None) -> NDArray[Any]:
-    """All classes that partial_fit will ever see."""
+    """Check the classes given to partial_fit, all it will ever see."""
     if classes is None:
         if known is None:
             raise ValueError("classes must be given to the first call of partial_fit: all that will ever come.")
@@ -51,7 +51,7 @@ def classes_to_come(classes: Any, known: NDArray[Any] | None) -> NDArray[Any]:
 
 
 def labels_among(y: NDArray[Any], classes: NDArray[Any]) -> NDArray[np.intp]:
-    """The labels as numbers of known classes."""
+    """Return the labels as numbers of known classes."""
     strange = np.setdiff1d(y, classes)
     if len(strange):
         raise ValueError(
@@ -61,7 +61,7 @@ def labels_among(y: NDArray[Any], classes: NDArray[Any]) -> NDArray[np.intp]:
 
 
 def refuse_words(class_weight: Any) -> None:
-    """For partial_fit, which does not see all samples."""
+    """Refuse a class_weight given as a word in partial_fit, which does not see all samples."""
     if isinstance(class_weight, str):
         raise ValueError(
             f"class_weight={class_weight!r} needs all samples, and partial_fit sees some. Give a dictionary or "
@@ -70,7 +70,7 @@ def refuse_words(class_weight: Any) -> None:
 
 
 def weights(sample_weight: Any, class_weight: Any, X: Any, y: NDArray[Any], classes: NDArray[Any]) -> Array:
-    """The weight of each sample, its class's included."""
+    """Return the weight of each sample, its class's included."""
     weight: Array = _check_sample_weight(sample_weight, X, dtype=np.float64, copy=True)
     if len(weight) and weight.min() < 0:
         raise ValueError(f"sample_weight must not be negative; got {weight.min():g}.")
@@ -81,7 +81,7 @@ def weights(sample_weight: Any, class_weight: Any, X: Any, y: NDArray[Any], clas
 
 
 def check_positive_classes(labels: NDArray[np.intp], weight: Array) -> None:
-    """At least two classes that count."""
+    """Check that at least two classes count."""
     if len(np.unique(labels[weight > 0])) < 2:
         raise ValueError("all samples with a positive weight are of one class; at least 2 classes are needed.")
 
@@ -89,7 +89,7 @@ def check_positive_classes(labels: NDArray[np.intp], weight: Array) -> None:
 def hold_out(
     labels: NDArray[np.intp], weight: Array, share: float, rng: np.random.RandomState
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Rows to learn from and rows to validate by, of every class alike; rows without weight are neither."""
+    """Choose rows to learn from and rows to validate by, of every class alike; rows without weight are neither."""
     rows = np.flatnonzero(weight > 0)
     counts = np.unique(labels[rows], return_counts=True)[1]
     if counts.min() < 2:

@@ -50,26 +50,26 @@ class Data:
 
     @cached_property
     def lengths(self) -> Array:
-        """|x_i|."""
+        """The lengths |x_i|."""
         return row_norms(self.X) if self.given_lengths is None else self.given_lengths
 
     @cached_property
     def total(self) -> float:
-        """Σ a."""
+        """The sum of the weights, Σ a."""
         return float(self.weight.sum())
 
     @cached_property
     def rows(self) -> NDArray[np.intp]:
-        """0, 1, … N − 1, to pick one entry a row."""
+        """The numbers 0, 1, … N − 1, to pick one entry per row."""
         return np.arange(len(self.y))
 
     def part(self, rows: Any) -> Data:
-        """Some of the rows."""
+        """Return the data of some of the rows."""
         return Data(self.X[rows], self.y[rows], self.weight[rows], self.lengths[rows])
 
 
 def row_norms(X: Any) -> Array:
-    """|x_i|, also of sparse rows, and of rows whose squares overflow."""
+    """Return |x_i|, also of sparse rows, and of rows whose squares overflow."""
     with np.errstate(over="ignore"):
         squares = X.multiply(X).sum(1) if issparse(X) else np.einsum("ij,ij->i", X, X)
     norms = np.sqrt(np.asarray(squares, dtype=np.float64).ravel())
@@ -82,7 +82,7 @@ def row_norms(X: Any) -> Array:
 
 
 def psi_and_slope(margin: Margin, theta: Array) -> tuple[Array, Array]:
-    """ψ(θ) and dψ/dθ, by the margin itself."""
+    """Return ψ(θ) and dψ/dθ, by the margin itself."""
     with torch.enable_grad():
         angle = torch.from_numpy(theta).requires_grad_()
         psi = margin.psi(angle)
@@ -92,7 +92,7 @@ def psi_and_slope(margin: Margin, theta: Array) -> tuple[Array, Array]:
 
 @dataclass(frozen=True)
 class Objective:
-    """L of the module's docstring. `magnitude` is r (C,) where the weight is normalised, None where |W_j| is free.
+    """The loss L of the module's docstring. `magnitude` is r (C,) for unit weights, None where |W_j| is free.
 
     A bias b is for the plain loss; with a margin the constant is a feature, so that it has a part in the angle.
     """
@@ -103,7 +103,7 @@ class Objective:
     magnitude: Array | None = None
 
     def __call__(self, W: Array, b: Array | None) -> tuple[float, Array, Array | None]:
-        """L and its gradients by W (C, d) and b (C,)."""
+        """Return L and its gradients by W (C, d) and b (C,)."""
         data, norm = self.data, row_norms(W)
         with np.errstate(over="ignore", invalid="ignore"):  # a loss that is not finite is the caller's to report
             loss, P, by_length = self.by_products(W, b)
@@ -120,7 +120,7 @@ class Objective:
         return loss + ridge / 2 * float(norm @ norm), G + ridge * W, by_b
 
     def by_products(self, W: Array, b: Array | None) -> tuple[float, Array, Array | None]:
-        """The loss, P (N, C), and the gradient by |W_j| (C,) that does not go through a product, if any."""
+        """Return the loss, P (N, C), and the gradient by |W_j| (C,) that does not go through a product, if any."""
         data, norm = self.data, row_norms(W)
         r = norm if self.magnitude is None else self.magnitude
         z = np.asarray(data.X @ W.T)
@@ -169,7 +169,7 @@ class MagnitudeObjective:
     alpha: float
 
     def __call__(self, r: Array) -> tuple[float, Array]:
-        """L and its gradient by r (C,)."""
+        """Return L and its gradient by r (C,)."""
         data = self.data
         z = self.projections * r
         z -= z.max(1, keepdims=True)

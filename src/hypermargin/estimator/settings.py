@@ -1,4 +1,4 @@
-"""From the estimator's parameters to what is fitted: the margin, the penalty, which magnitudes."""
+"""What is fitted, from the estimator's parameters: the margin, the penalty, which magnitudes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OUTPUTS = ("cosines", "features")
 
 
 def margin_of(margin: str | Margin, m: float | Sequence[float] | None) -> Margin:
-    """A margin by name, with a modest m, or as it is; `m` replaces its number or numbers."""
+    """Return a margin by name, with a modest m, or as it is; `m` replaces its number or numbers."""
     if isinstance(margin, str):
         found: Margin = margins.get(margin)()
         m = MODEST.get(margin) if m is None else m
@@ -51,12 +51,12 @@ def margin_of(margin: str | Margin, m: float | Sequence[float] | None) -> Margin
 
 
 def _plain(value: Any) -> Any:
-    """numpy's numbers as Python's."""
+    """Turn numpy's numbers into Python's."""
     return float(value) if isinstance(value, Real) and not isinstance(value, bool) else value
 
 
 def problem_of(estimator: Any, classes: int) -> Problem:
-    """What to fit, from an estimator's parameters."""
+    """Return what to fit, from an estimator's parameters."""
     for name in ("unit_weight", "unit_features", "alternate", "fit_intercept", "early_stopping", "warm_start"):
         value = getattr(estimator, name)
         if value not in (True, False):
@@ -89,7 +89,7 @@ def problem_of(estimator: Any, classes: int) -> Problem:
 
 
 def check_rest(estimator: Any) -> None:
-    """The parameters that do not define the problem."""
+    """Check the parameters that do not define the problem."""
     if not callable(estimator.kernel):
         checks.one_of("kernel", estimator.kernel, KERNELS)
     checks.one_of("approximation", estimator.approximation, APPROXIMATIONS)
@@ -113,7 +113,7 @@ def check_rest(estimator: Any) -> None:
 
 
 def is_auto(value: Any) -> bool:
-    """The word, not a number or an array compared with it."""
+    """Tell whether a value is the word "auto"; an array is not compared with it."""
     return isinstance(value, str) and value == "auto"
 
 

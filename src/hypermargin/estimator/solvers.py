@@ -50,11 +50,11 @@ class State:
 
     @property
     def logit_weight(self) -> Array:
-        """r_j·ŵ_j, which the features are multiplied with."""
+        """The weights r_j·ŵ_j, which the features are multiplied with."""
         return self.W if self.r is None else unit(self.W) * self.r[:, None]
 
     def logits(self, X: Any) -> Array:
-        """Of rows as they enter the product; no margin."""
+        """Return the logits of rows as they enter the product; no margin."""
         z = np.asarray(X @ self.logit_weight.T)
         return z if self.b is None else z + self.b
 
@@ -70,13 +70,13 @@ Watch = Callable[[State], None]  # called after every iteration; may raise Stop
 
 
 def unit(W: Array) -> Array:
-    """Rows of length 1; zero rows stay."""
+    """Return rows of length 1; zero rows stay."""
     norm = row_norms(W)
     return W / np.where(norm > 0, norm, 1.0)[:, None]
 
 
 def start(problem: Problem, data: Data) -> State:
-    """Class means; and nothing at all for the loss that is convex."""
+    """Start at the class means; at zero for the loss that is convex."""
     b = np.zeros(problem.classes) if problem.bias else None
     if isinstance(problem.margin, NoMargin) and not problem.unit_weight:
         return State(np.zeros((problem.classes, data.X.shape[1])), b, None)
@@ -100,7 +100,7 @@ def lbfgs(problem: Problem, data: Data, state: State, tol: float, max_iter: int,
 
 
 def _in_turn(problem: Problem, data: Data, state: State, tol: float, max_iter: int, watch: Watch) -> State:
-    """Angle and magnitude, until the magnitudes stay where they are.
+    """Fit angle and magnitude in turn, until the magnitudes stay where they are.
 
     A step of the magnitudes is taken in part where the last one was undone: the two then overshoot each other.
     """
@@ -120,7 +120,7 @@ def _in_turn(problem: Problem, data: Data, state: State, tol: float, max_iter: i
 
 
 def _descend(problem: Problem, data: Data, state: State, tol: float, max_iter: int, watch: Watch) -> State:
-    """L-BFGS with the magnitudes as they are."""
+    """Run L-BFGS with the magnitudes as they are."""
     shape, size = state.W.shape, state.W.size
     objective = Objective(data, problem.margin, problem.alpha, state.r)
 
@@ -171,7 +171,7 @@ def _descend(problem: Problem, data: Data, state: State, tol: float, max_iter: i
 
 
 def fit_magnitudes(problem: Problem, data: Data, state: State) -> State:
-    """The magnitudes that make the plain loss least at these directions."""
+    """Find the magnitudes that make the plain loss least at these directions."""
     assert state.r is not None
     size = typical_length(data)  # in r·|x| the problem has no unit
     objective = MagnitudeObjective(data, np.asarray(data.X @ unit(state.W).T) / size, problem.alpha / size**2)
@@ -194,6 +194,6 @@ def fit_magnitudes(problem: Problem, data: Data, state: State) -> State:
 
 
 def typical_length(data: Data) -> float:
-    """The root mean square of |x|."""
+    """Return the root mean square of |x|."""
     longest = float(data.lengths.max()) or 1.0  # whose square may be more than a float holds
     return longest * float(np.sqrt(data.weight @ (data.lengths / longest) ** 2 / data.total)) or 1.0

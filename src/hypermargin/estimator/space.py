@@ -1,4 +1,4 @@
-"""From samples to the rows that are multiplied with class vectors: mapped, with a constant, unit if wanted."""
+"""The rows that are multiplied with class vectors, from samples: mapped, with a constant, unit if wanted."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Space:
     factor: float
 
     def __call__(self, X: Any) -> Any:
-        """Rows for samples."""
+        """Return the rows for samples."""
         return self.complete(*self.features(X))
 
     def logits(self, X: Any, state: State) -> Array:
-        """Of samples; no margin. With landmarks by their sums, which need no coordinates of the samples."""
+        """Return the logits of samples, no margin; with landmarks by their sums, which need no coordinates."""
         if not isinstance(self.features, Landmarks):
             return state.logits(self(X))
         across, lengths = self.features.across(X)
@@ -46,12 +46,12 @@ class Space:
         return z if state.b is None else z + state.b
 
     def data(self, features: Any, lengths: Array, y: NDArray[np.intp], weight: Array) -> Data:
-        """Training data of such features and lengths."""
+        """Make training data of such features and lengths."""
         full = self.factor * np.hypot(lengths, self.constant) / self.divisors(lengths)
         return Data(self.complete(features, lengths), y, weight, full)
 
     def complete(self, features: Any, lengths: Array) -> Any:
-        """Rows for features of such lengths."""
+        """Return the rows for features of such lengths."""
         by_row = self.factor / self.divisors(lengths)
         if issparse(features):
             if self.constant:
@@ -63,7 +63,7 @@ class Space:
         return features if (by_row == 1).all() else features * by_row[:, None]
 
     def divisors(self, lengths: Array) -> Array:
-        """What each row is divided by."""
+        """Return what each row is divided by."""
         if not self.unit:
             return np.ones_like(lengths)
         full = np.hypot(lengths, self.constant)
@@ -71,12 +71,12 @@ class Space:
 
     @property
     def on_the_sphere(self) -> Space:
-        """The same with rows of length 1."""
+        """Return the same space with rows of length 1."""
         return replace(self, unit=True, factor=1.0)
 
 
 def uses_kernel(estimator: Any) -> bool:
-    """Whether X itself is not what the model is linear in."""
+    """Tell whether X itself is not what the model is linear in."""
     return callable(estimator.kernel) or estimator.kernel != "linear"
 
 
@@ -99,7 +99,7 @@ def settle(
     random_state: Any,
     more_to_come: bool = False,
 ) -> tuple[Space, Data]:
-    """The space for an estimator's parameters and training data, and these data in it."""
+    """Make the space for an estimator's parameters and training data, and these data in it."""
     kernel = None
     if estimator.kernel == "precomputed" and X.shape[0] != X.shape[1]:
         raise ValueError(f'kernel="precomputed" needs a square X, k of every two training samples; got {X.shape}.')
@@ -141,7 +141,7 @@ def settle(
 
 
 def _gamma(gamma: Any, X: Any, weight: Array) -> float:
-    """SVC's: "scale" is 1/(d·Var X), here of the weighted samples; "auto" 1/d."""
+    """Return gamma as SVC has it: "scale" is 1/(d·Var X), here of the weighted samples; "auto" 1/d."""
     if gamma == "auto":
         return 1.0 / int(X.shape[1])
     if gamma == "scale":
@@ -158,7 +158,7 @@ def _gamma(gamma: Any, X: Any, weight: Array) -> float:
 def _pull(
     space: Space, problem: Problem, lengths: Array, y: NDArray[np.intp], weight: Array, tol: float
 ) -> importing.Pull:
-    """For import vectors: fit roughly on the landmarks so far, and say where the loss wants every sample to go."""
+    """Fit roughly on the landmarks so far, and say where the loss wants every sample to go (for import vectors)."""
     divisors = space.divisors(lengths)[:, None]
     last: list[State] = []
 

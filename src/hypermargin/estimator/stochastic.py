@@ -15,14 +15,14 @@ from hypermargin.estimator.threads import threads_for
 
 @dataclass
 class _Moments:
-    """Of one parameter: Kingma and Ba 2015 (arXiv:1412.6980). With arrays so small torch's costs its calls."""
+    """The moments of one parameter (Kingma and Ba 2015, arXiv:1412.6980), without the cost of torch's calls."""
 
     mean: Array
     square: Array
     steps: int = 0
 
     def step(self, gradient: Array, rate: float) -> Array:
-        """What to add to the parameter."""
+        """Return what to add to the parameter."""
         self.steps += 1
         self.mean += 0.1 * (gradient - self.mean)
         self.square += 0.001 * (gradient**2 - self.square)
@@ -44,7 +44,7 @@ class Adam:
     moments: dict[str, _Moments] = field(default_factory=dict)
 
     def epoch(self, data: Data, batch_size: int, rng: np.random.RandomState, of: float | None = None) -> float:
-        """One pass over the rows in a new order; the mean of the batches' losses.
+        """Pass once over the rows in a new order; return the mean of the batches' losses.
 
         `of` is the weight of all rows there are, among which the penalty is shared out, if these are not all.
         """
@@ -91,7 +91,7 @@ def stochastic(
     rng: np.random.RandomState,
     watch: Watch,
 ) -> State:
-    """Epochs of Adam. Whenever `patience` of them have not lowered the loss by `tol`, the learning rate is divided.
+    """Run epochs of Adam. Whenever `patience` of them have not lowered the loss by `tol`, the rate is divided.
 
     That is scikit-learn's "adaptive" schedule; it ends after three divisions by five.
     """
@@ -114,5 +114,5 @@ def stochastic(
 
 
 def batches(rows: int, size: int, rng: np.random.RandomState) -> Iterator[NDArray[np.intp]]:
-    """All row numbers in a new order, in nearly equal parts of at most `size`."""
+    """Yield all row numbers in a new order, in nearly equal parts of at most `size`."""
     yield from np.array_split(rng.permutation(rows), -(-rows // size))

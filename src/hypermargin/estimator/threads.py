@@ -28,7 +28,7 @@ def _controller() -> ThreadpoolController:
 
 @contextmanager
 def threads_for(rows: int, dim: int, classes: int) -> Iterator[None]:
-    """Inside, one BLAS thread if a product of such sizes is small. The first fit sets it, the last undoes it."""
+    """Use one BLAS thread inside if a product of such sizes is small. The first fit sets it, the last undoes it."""
     global _inside, _limit
     if 2.0 * rows * dim * classes >= SMALL:
         yield

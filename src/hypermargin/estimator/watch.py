@@ -18,7 +18,7 @@ class Watcher:
         self.stopped = False
 
     def __call__(self, state: State) -> None:
-        """After an iteration; raises Stop when it is enough."""
+        """Look at the state after an iteration; raise Stop when it is enough."""
         if self.verbose:
             print(f"iteration {state.n_iter}  loss {state.loss_curve[-1]:.6f}")
         if self.held_out is None:

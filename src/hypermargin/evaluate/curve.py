@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hypermargin import checks
-from hypermargin.evaluate.pairs import Counts, Floats, Truth, Values, to_numpy
+from hypermargin.common.arrays import Counts, Floats, Truth, Values, to_numpy
 
 
 @dataclass(frozen=True, eq=False)

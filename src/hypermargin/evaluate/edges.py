@@ -8,8 +8,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from hypermargin.common.arrays import Counts, Floats
 from hypermargin.evaluate.curve import Curve, dcf_weights
-from hypermargin.evaluate.pairs import Counts, Floats
 
 Name = str | float  # "eer", "auc", "min_dcf", or the FAR that a TAR is at
 

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hypermargin.common.tensor_files import Array, read_arrays
+from hypermargin.common.arrays import Array
+from hypermargin.common.tensor_files import read_arrays
 from hypermargin.evaluate.curve import Curve
 from hypermargin.evaluate.thin import thin
 from hypermargin.files import replacing

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from hypermargin import checks
+from hypermargin.common.arrays import Counts, Values, to_numpy
 from hypermargin.evaluate.curve import count_scores, given_pairs
-from hypermargin.evaluate.pairs import Counts, Values, to_numpy
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def _numbers(folds: int | Values, pairs: int) -> Counts:
         return np.repeat(np.arange(folds), sizes)
     given = to_numpy(folds)
     if given.shape != (pairs,):
-        raise ValueError(f"folds must be a number, or have shape ({pairs},), one a pair; got {given.shape}.")
+        raise ValueError(f"folds must be a number, or have shape ({pairs},), one per pair; got {given.shape}.")
     found = np.unique(given, return_inverse=True)[1]
     if pairs == 0 or found.max() < 1:
         raise ValueError("folds must hold at least 2 different ones: a threshold comes from the others.")

@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hypermargin.common.arrays import Floats, Truth, Values
 from hypermargin.evaluate.curve import Curve
 from hypermargin.evaluate.identification import Identification
 from hypermargin.evaluate.identification import of_samples as identified
-from hypermargin.evaluate.pairs import GRID, Floats, Samples, Truth, Values, block_size, histogram, samples
+from hypermargin.evaluate.pairs import GRID, Samples, block_size, histogram, samples
 from hypermargin.evaluate.prototypes import Prototypes, Spread, nearest_other, prototypes_of
 from hypermargin.margins import Margin
 from hypermargin.numerics import angle_between, unit

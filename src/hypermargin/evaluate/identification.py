@@ -1,4 +1,4 @@
-"""Who is it? Each sample looks for its own identity among all the others."""
+"""Identification, who is it: each sample looks for its own identity among all the others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from hypermargin import checks
-from hypermargin.evaluate.pairs import GRID, Floats, Samples, Values, add, cells, samples
+from hypermargin.common.arrays import Floats, Values
+from hypermargin.evaluate.pairs import GRID, Samples, add, cells, samples
 
 
 @dataclass(frozen=True)

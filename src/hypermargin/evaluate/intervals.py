@@ -1,4 +1,4 @@
-"""How far would the numbers move with other people? Intervals over identities.
+"""Intervals over identities: how far the numbers would move with other people.
 
 Pairs that share a person are not independent: one face that resembles many others moves thousands of impostor
 pairs at once. So what is drawn again, or left out, is an identity with all its pairs, never a pair. Two ways:
@@ -29,8 +29,9 @@ import torch
 from numpy.typing import NDArray
 
 from hypermargin import checks
+from hypermargin.common.arrays import Counts, Floats, Truth
 from hypermargin.evaluate.edges import Name, Problem
-from hypermargin.evaluate.pairs import GRID, Counts, Floats, Samples, Truth, add, blocks
+from hypermargin.evaluate.pairs import GRID, Samples, add, blocks
 
 Intervals = dict[Name, tuple[float, float]]
 

@@ -1,4 +1,4 @@
-"""Is it anybody we know, and who? Probes, some of people who are not in the gallery."""
+"""Open-set identification: probes, some of people who are not in the gallery."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from hypermargin import checks
+from hypermargin.common.arrays import Counts, Values, to_numpy
 from hypermargin.evaluate.curve import Curve, count_scores
-from hypermargin.evaluate.pairs import GRID, Counts, Values, cells, samples, to_numpy
+from hypermargin.evaluate.pairs import GRID, cells, samples
 
 NOWHERE = -2.0  # the score of a known probe whose nearest in the gallery is somebody else: below every cosine
 

@@ -10,20 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from hypermargin import checks
+from hypermargin.common.arrays import Array, Counts, Floats, Values, to_numpy
 from hypermargin.numerics import full_precision, polar
-
-Values = Tensor | NDArray[Any]
-Counts = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Truth = NDArray[np.bool_]
 
 GRID = 2**20  # cells a unit of cosine
 
@@ -45,7 +40,7 @@ class Samples:
     order: Counts
     sizes: Counts
     norms: Tensor
-    names: NDArray[Any]
+    names: Array
 
     @property
     def genuine(self) -> int:
@@ -160,11 +155,3 @@ def histogram(s: Samples, block: int) -> tuple[Floats, Counts, Counts]:
 def add(counts: Tensor, places: Tensor) -> None:
     """Count one more at each place; a place may come often."""
     counts.index_add_(0, places, counts.new_ones(()).expand(len(places)))
-
-
-def to_numpy(values: Values) -> NDArray[Any]:
-    """Return an array, a tensor or a list as a numpy array."""
-    if not isinstance(values, Tensor):
-        return np.asarray(values)
-    known = values.float() if values.dtype == torch.bfloat16 else values  # numpy has no bfloat16
-    return known.detach().cpu().numpy()

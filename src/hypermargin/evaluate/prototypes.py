@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hypermargin import checks
-from hypermargin.evaluate.pairs import Counts, Floats, Samples, Values, exact
+from hypermargin.common.arrays import Counts, Floats, Values
+from hypermargin.evaluate.pairs import Samples, exact
 from hypermargin.margins import CosFace, Margin
 from hypermargin.numerics import angle_between, unit
 

@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 
+from hypermargin.common.arrays import Values, to_numpy
 from hypermargin.evaluate.curve import Curve
 from hypermargin.evaluate.geometry import Geometry
 from hypermargin.evaluate.geometry import of_samples as _geometry
 from hypermargin.evaluate.identification import Identification
 from hypermargin.evaluate.identification import of_samples as _identification
 from hypermargin.evaluate.openset import OpenSet, half_enrolled, open_set
-from hypermargin.evaluate.pairs import Values, samples, to_numpy
+from hypermargin.evaluate.pairs import samples
 from hypermargin.evaluate.prototypes import prototypes_of
 from hypermargin.evaluate.thresholds import Thresholds
 from hypermargin.evaluate.units import cosine_to_angle, cosine_to_squared_distance

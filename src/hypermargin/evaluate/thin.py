@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from hypermargin import checks
+from hypermargin.common.arrays import Counts
 from hypermargin.evaluate.curve import Curve
-from hypermargin.evaluate.pairs import Counts
 
 
 def thin(curve: Curve, far: Sequence[float] = (), most: int = 2000) -> Counts:

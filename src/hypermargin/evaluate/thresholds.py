@@ -1,4 +1,4 @@
-"""From which score on two samples count as one identity: measured on some pairs, kept with the model."""
+"""Thresholds: from which score on two samples count as one identity, measured on pairs, kept with the model."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hypermargin.evaluate.pairs import Floats
+from hypermargin.common.arrays import Floats
 
 
 def cosine_to_angle(cosine: ArrayLike) -> Floats:

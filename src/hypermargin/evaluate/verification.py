@@ -1,4 +1,4 @@
-"""Are two samples of one identity? All pairs of a set, or given pairs, as EER, AUC, minDCF and TAR at fixed FAR."""
+"""Verification, are two samples of one identity: EER, AUC, minDCF and TAR at fixed FAR, of all or given pairs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hypermargin import checks
+from hypermargin.common.arrays import Counts, Truth, Values, to_numpy
 from hypermargin.evaluate.curve import Curve, count_scores, given_pairs
 from hypermargin.evaluate.edges import Problem
 from hypermargin.evaluate.intervals import (
@@ -20,18 +21,7 @@ from hypermargin.evaluate.intervals import (
     tables,
     tables_of_pairs,
 )
-from hypermargin.evaluate.pairs import (
-    GRID,
-    Counts,
-    Samples,
-    Truth,
-    Values,
-    block_size,
-    cells,
-    histogram,
-    samples,
-    to_numpy,
-)
+from hypermargin.evaluate.pairs import GRID, Samples, block_size, cells, histogram, samples
 
 FAR = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
 

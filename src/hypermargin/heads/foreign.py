@@ -12,8 +12,8 @@ from hypermargin import checks
 from hypermargin.head import MarginHead
 from hypermargin.heads.weights import by_class
 from hypermargin.margins import ArcFace, CosFace, Margin, NoMargin, SphereFace
-from hypermargin.rules import SOFTMAX
 from hypermargin.numerics import unit
+from hypermargin.rules import SOFTMAX
 
 LOSSES = ("ArcFaceLoss", "CosFaceLoss", "NormalizedSoftmaxLoss", "SphereFaceLoss", "LargeMarginSoftmaxLoss")
 

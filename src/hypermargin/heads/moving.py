@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hypermargin.scales import adacos_scale
 from hypermargin.head import MarginHead
 from hypermargin.heads.convert import Optimizers, as_list, goes_by_class
 from hypermargin.heads.weights import Weights, by_class, set_classes
+from hypermargin.scales import adacos_scale
 
 
 @dataclass(frozen=True)

@@ -82,14 +82,14 @@ def by_class(target: MarginHead | Weights) -> dict[str, Tensor]:
         if "classes_held" in target.rest:
             start, stop, classes, rank, world = target.rest["classes_held"].tolist()
             raise ValueError(
-                f"these are the classes {start}:{stop} of {classes} (rank {rank} of {world}). heads.write them on "
-                "every rank; heads.read joins the files."
+                f"these are the classes {start}:{stop} of {classes} (rank {rank} of {world}). Write "
+                "them with heads.write on every rank; heads.read joins the files."
             )
         return target.rows()
     if not isinstance(target, MarginHead):
         raise TypeError(
             f"expected a MarginHead or heads.Weights; got {type(target).__name__}. heads.from_linear and "
-            "heads.from_metric_learning make heads of others'."
+            "heads.from_metric_learning convert what other libraries have."
         )
     rows = target.by_class()
     if target.settings.centres > 1:
@@ -98,8 +98,8 @@ def by_class(target: MarginHead | Weights) -> dict[str, Tensor]:
         )
     if target.settings.shard is not None or len(rows["weight"]) != target.classes:
         raise ValueError(
-            f"head is sharded and holds {len(rows['weight'])} of {target.classes} classes. heads.write it on every "
-            "rank, and change the files: heads.read joins them."
+            f"head is sharded and holds {len(rows['weight'])} of {target.classes} classes. Write it with "
+            "heads.write on every rank, and change the files: heads.read joins them."
         )
     return rows
 

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hypermargin.evaluate.pairs import Counts, Floats, Values, samples
+from hypermargin.common.arrays import Counts, Floats, Values
+from hypermargin.evaluate.pairs import samples
 from hypermargin.evaluate.prototypes import nearest_other, prototypes_of
 from hypermargin.numerics import angle_between, unit
 from hypermargin.plots.style import Display, dress, legend, look, percent
@@ -24,7 +25,7 @@ MOST_ROWS = 8
 
 @dataclass(eq=False)
 class AnglesDisplay(Display):
-    """In degrees, in the order of the samples.
+    """Angles in degrees, in the order of the samples.
 
     own      θ_y, to the own prototype; against centres only of samples in classes of two and more
     rival    min over j ≠ y of θ_j, to the nearest other
@@ -40,7 +41,7 @@ class AnglesDisplay(Display):
     def of(
         cls, features: Values, labels: Values, prototypes: Values | None = None, *, title: str = "Angles"
     ) -> AnglesDisplay:
-        """From features (N, d) and labels (N,): rows of prototypes (C, d), or any if there are none."""
+        """Make it from features (N, d) and labels (N,): rows of prototypes (C, d), or any if there are none."""
         s = samples(features, labels, "features")
         y = torch.from_numpy(s.ids).to(s.x.device)
         if prototypes is None:
@@ -66,7 +67,7 @@ class AnglesDisplay(Display):
 
     @property
     def medians(self) -> tuple[float, float]:
-        """Of own and of rival."""
+        """Return the medians of own and of rival."""
         return float(np.median(self.own)), float(np.median(self.rival))
 
     @property
@@ -76,13 +77,13 @@ class AnglesDisplay(Display):
         return min(180, STEP * (int(most / STEP) + 1))
 
     def histogram(self, end: int | None = None) -> tuple[Floats, Counts, Counts]:
-        """(edges, own, rival): samples in equal bins from 0° to `end`, as many as the samples can fill."""
+        """Return (edges, own, rival): samples in equal bins from 0° to `end`, as many as the samples can fill."""
         bins = min(90, max(30, round(3 * len(self.own) ** (1 / 3))))
         edges = np.linspace(0, end or self.end, bins + 1)
         return edges, np.histogram(self.own, edges)[0], np.histogram(self.rival, edges)[0]
 
     def draw(self, ax: Axes) -> None:
-        """Filled steps, own solid and rival dashed, each with a line at its median."""
+        """Draw filled steps, own solid and rival dashed, each with a line at its median."""
         from matplotlib.ticker import FuncFormatter, MaxNLocator
 
         edges, *counts = self.histogram()
@@ -122,14 +123,14 @@ class AnglesOverTraining(Display):
         most: int = MOST_ROWS,
         title: str = "Angles over training",
     ) -> AnglesOverTraining:
-        """Of (name, angles) in the order of time, `most` of them at most."""
+        """Make it from (name, angles) in the order of time, `most` of them at most."""
         if not rows:
             raise ValueError("rows must hold at least one (name, angles); got none.")
         taken = np.unique(np.linspace(0, len(rows) - 1, min(most, len(rows))).round().astype(int))
         return cls([rows[k] for k in taken], title)
 
     def draw(self, ax: Axes) -> None:
-        """A ridge for own and one for rival; their medians in columns at the right."""
+        """Draw a ridge for own and one for rival; their medians in columns at the right."""
         from matplotlib.ticker import FuncFormatter, MaxNLocator
 
         end = max(angles.end for _, angles in self.rows)
@@ -179,7 +180,7 @@ class AnglesOverTraining(Display):
 
 
 def _xlabel(shown: Sequence[AnglesDisplay], end: int) -> str:
-    """Says what the picture leaves out."""
+    """Name the axis, and say what the picture leaves out."""
     angles = np.concatenate([values for one in shown for values in (one.own, one.rival)])
     beyond = float((angles > end).mean())
     return f"angle ({100 * beyond:.2g} % lie beyond {end}°)" if beyond else "angle"

@@ -35,11 +35,11 @@ class _Frame(Display):
 
     @property
     def size(self) -> tuple[float, float]:  # type: ignore[override]  # the inner one's
-        """Of the figure."""
+        """The size of the figure."""
         return self.inner.size
 
     def draw(self, ax: Axes) -> None:
-        """The inner display, then the limits."""
+        """Draw the inner display, then set the limits."""
         self.inner.plot(ax)
         for own, (x, y) in zip(_axes(self.inner), self.limits, strict=True):
             own.set_xlim(x)
@@ -83,7 +83,7 @@ def _axes(display: Display) -> list[Axes]:
 
 
 def _common(displays: Sequence[Display]) -> list[Limits]:
-    """Of each axes of a frame, the limits that hold all frames."""
+    """Return, for each axes of a frame, the limits that hold all frames."""
     seen = []
     for display in displays:
         display.plot(new_axes(display.size))
@@ -98,7 +98,7 @@ def _hull(ranges: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 def _image(frame: _Frame, dark: bool) -> Image:
-    """In 255 colours, as a GIF has them."""
+    """Return the image in 255 colours, as a GIF has them."""
     from PIL import Image
 
     figure = frame._figure(dark)
@@ -111,7 +111,7 @@ def _image(frame: _Frame, dark: bool) -> Image:
 
 
 def _page(frames: Sequence[tuple[str, Display]], limits: Sequence[Limits], pause: float, dark: bool) -> str:
-    """Each frame is an SVG of its own, as an image, so that their styles and names do not meet."""
+    """Write the page. Each frame is an SVG of its own, as an image, so that their styles and names do not meet."""
     pictures = [
         "data:image/svg+xml;base64," + base64.b64encode(_Frame(d, limits).svg(dark=dark).encode()).decode()
         for _, d in frames

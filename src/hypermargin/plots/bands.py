@@ -33,7 +33,7 @@ class ThetaPlaneDisplay(Display):
 
     theta    radians, the θ1 at which class 1's boundary is known
     needed   the least θ2 with ψ(θ1) ≥ cos θ2; NaN where no θ2 will do (ψ < −1)
-    width    of the band on the line θ1 + θ2 = θ12, the arc between the classes
+    width    that of the band on the line θ1 + θ2 = θ12, the arc between the classes
     """
 
     theta: Floats
@@ -44,7 +44,7 @@ class ThetaPlaneDisplay(Display):
 
     @classmethod
     def of(cls, margin: Margin, theta12: float = math.pi / 2, points: int = 181) -> ThetaPlaneDisplay:
-        """From a margin, and θ12 in radians for the arc."""
+        """Make it from a margin, and θ12 in radians for the arc."""
         # The angles where ψ leaves [−1, 1] belong to the grid, so that the curve ends where it should.
         ends = [end for pair in stretches(lambda x: psi(margin, x) + 1, 0, math.pi) for end in pair]
         theta = np.union1d(np.linspace(0, math.pi, points), ends)
@@ -54,11 +54,11 @@ class ThetaPlaneDisplay(Display):
 
     @property
     def room(self) -> float:
-        """From the diagonal to class 1's boundary where the band is to be named."""
+        """The room from the diagonal to class 1's boundary, where the band is to be named."""
         return float(np.nan_to_num(np.interp(NEITHER, self.theta, self.needed), nan=math.pi)) - NEITHER
 
     def draw(self, ax: Axes) -> None:
-        """Class 1 above its boundary, class 2 right of the mirrored one, the band between."""
+        """Draw class 1 above its boundary, class 2 right of the mirrored one, the band between."""
         colours = look(ax)
         seen = ~np.isnan(self.needed)
         theta, needed = self.theta[seen], self.needed[seen]
@@ -111,14 +111,14 @@ class WidthDisplay(Display):
 
     @classmethod
     def of(cls, margins: Sequence[Margin], points: int = 180) -> WidthDisplay:
-        """From margins."""
+        """Make it from margins."""
         least = [math.acos(min(1.0, max(-1.0, psi_at(margin, 0.0)))) for margin in margins]
         grid = np.union1d(np.linspace(math.pi / points, math.pi, points), [k for k in least if k > 0])
         widths = np.array([[band_width(margin, float(angle)) for angle in grid] for margin in margins])
         return cls(grid, widths, least, [label(margin) for margin in margins])
 
     def draw(self, ax: Axes) -> None:
-        """A line for each margin; a cross where it becomes feasible; nothing is ever above the diagonal."""
+        """Draw a line for each margin; a cross where it becomes feasible; nothing is ever above the diagonal."""
         colours = look(ax)
         ax.plot(
             [0, math.pi], [0, math.pi], color=colours.faint, linewidth=1.0, linestyle=(0, (1, 3)),

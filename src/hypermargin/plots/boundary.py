@@ -57,14 +57,14 @@ class BoundaryDisplay(Display):
         circle: bool = False,
         title: str | None = None,
     ) -> BoundaryDisplay:
-        """From a margin and θ12 in radians. Other `lengths` than 1 are those of L-Softmax's weights."""
+        """Make it from a margin and θ12 in radians. Other `lengths` than 1 are those of L-Softmax's weights."""
         check_angle("theta12", theta12, zero=False)
         for length in lengths:
             checks.positive("lengths", length)
         half = theta12 / 2
 
         def surplus(own: int) -> Surplus:
-            """Own margined score minus the rival's plain one."""
+            """Return the own margined score minus the rival's plain one."""
             sign = 1 - 2 * own
             return lambda phi: (
                 lengths[own] * psi(margin, _between(phi, sign * half))
@@ -85,12 +85,12 @@ class BoundaryDisplay(Display):
 
     @property
     def width(self) -> float:
-        """Of the band, in radians; negative where the classes overlap."""
+        """The width of the band, in radians; negative where the classes overlap."""
         return self.band[1] - self.band[0]
 
     @property
     def words(self) -> str:
-        """The width, in degrees, and what it means."""
+        """Say the width, in degrees, and what it means."""
         if self.width < -1e-9:
             return f"overlap {degrees(-self.width)}"
         if self.width < 1e-9 and abs(self.band[0]) > 1e-9:  # only a much longer weight does that
@@ -99,7 +99,7 @@ class BoundaryDisplay(Display):
         return f"band {degrees(abs(self.width))}" + (", the whole arc" if filled else "")
 
     def draw(self, ax: Axes) -> None:
-        """Class 1 left, class 2 right, the band between them above."""
+        """Draw class 1 left, class 2 right, the band between them above."""
         from matplotlib.patches import Circle, Wedge
 
         colours = look(ax)
@@ -144,7 +144,7 @@ class BoundaryDisplay(Display):
 
 
 def _between(phi: Floats, centre: float) -> Floats:
-    """The angle between two directions of the plane, in [0, π]."""
+    """Return the angle between two directions of the plane, in [0, π]."""
     found: Floats = np.abs((phi - centre + math.pi) % (2 * math.pi) - math.pi)
     return found
 
@@ -154,13 +154,13 @@ def _point(phi: float) -> Floats:
 
 
 def _reach(surplus: Surplus, half: float, theta12: float) -> float:
-    """How far class 1 goes from W₁ towards W₂; 0 if not even W₁ is its own."""
+    """Return how far class 1 goes from W₁ towards W₂; 0 if not even W₁ is its own."""
     towards = stretches(lambda angle: surplus(half - angle), 0, theta12)
     return towards[0][1] if towards and towards[0][0] == 0 else 0.0
 
 
 def in_radians(theta12: float) -> float:
-    """The angle between two classes, as people give it."""
+    """Return in radians the angle between two classes, which people give in degrees."""
     if not 0 < theta12 <= 180:
         raise ValueError(f"theta12 must lie in (0, 180], in degrees; got {theta12:g}.")
     return math.radians(theta12)
@@ -187,7 +187,7 @@ def boundary_circle(
     margins: Annotated[list[str], MARGINS] = USUAL,
     theta12: Annotated[float, "angle between the two classes, in degrees"] = 90.0,
 ) -> Keyed:
-    """The same for unit features, which lie on the circle."""
+    """Draw the same for unit features, which lie on the circle."""
     return _of_margins(margins, theta12, circle=True)
 
 

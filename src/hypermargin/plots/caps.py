@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from hypermargin.advise import band_width
-from hypermargin.evaluate.pairs import Floats
+from hypermargin.common.arrays import Floats
 from hypermargin.margins import Margin
 from hypermargin.plots.catalogue import MARGINS, USUAL, label, picture, read_margins
 from hypermargin.plots.sphere import View
@@ -43,7 +43,7 @@ class CapsDisplay(Display):
 
     @classmethod
     def of(cls, margin: Margin, prototypes: ArrayLike, view: View | None = None) -> CapsDisplay:
-        """From class directions (C, 3) of any length."""
+        """Make it from class directions (C, 3) of any length."""
         W = np.asarray(prototypes, float)
         if W.ndim != 2 or W.shape[1] != 3 or len(W) < 2 or not (np.linalg.norm(W, axis=1) > 0).all():
             raise ValueError(f"prototypes must be two or more directions (C, 3), none of them zero; got {W.shape}.")
@@ -59,7 +59,7 @@ class CapsDisplay(Display):
         return float((1 - np.cos(self.reach[:, :-1])).mean(1).sum() / 2)
 
     def draw(self, ax: Axes) -> None:
-        """Near caps filled and outlined, far ones as faint outlines; an arrow for each class direction."""
+        """Draw near caps filled and outlined, far ones as faint outlines; an arrow for each class direction."""
         self.view.draw_globe(ax)
         colours = look(ax).cycle
         _, front = self.view.project(self.prototypes)
@@ -85,7 +85,7 @@ class CapsDisplay(Display):
         ax.set_ylim(-2.2, 1.4)
 
     def near_part(self, j: int) -> tuple[Floats, Floats]:
-        """What is seen of region j on paper: its edge (K, 2), then the piece of the globe's outline that closes it.
+        """Return what is seen of region j on paper: its edge (K, 2), then the piece of outline that closes it.
 
         The edge comes to the near side once and leaves it once, as that of a convex region does. It goes round
         counter-clockwise; the outline, from where it left to where it came, does so too.
@@ -103,7 +103,7 @@ class CapsDisplay(Display):
         return np.stack([come, *xy[: last + 1], leave]), np.stack([np.cos(t), np.sin(t)], 1)
 
     def _crossing(self, p: Floats, q: Floats) -> Floats:
-        """Where the line from p to q passes the globe's outline, on paper."""
+        """Find where the line from p to q passes the globe's outline, on paper."""
         eye = self.view.axes[2]
         place = self.view.project((p * (q @ eye) - q * (p @ eye))[None])[0][0]
         return np.asarray(place * np.sign((q - p) @ eye) / np.linalg.norm(place))
@@ -129,7 +129,7 @@ class CapsDisplay(Display):
 
 
 def _rays(w: Floats) -> Floats:
-    """Unit tangents at w (R, 3), all the way round."""
+    """Return unit tangents at w (R, 3), all the way round."""
     across = np.eye(3)[np.abs(w).argmin()]
     u = np.cross(w, across)
     u /= np.linalg.norm(u)
@@ -138,12 +138,12 @@ def _rays(w: Floats) -> Floats:
 
 
 def _along(w: Floats, r: Floats) -> Floats:
-    """The points of the sphere r radians from w, along its rays."""
+    """Return the points of the sphere r radians from w, along its rays."""
     return np.asarray(np.cos(r)[:, None] * w + np.sin(r)[:, None] * _rays(w))
 
 
 def _reach(margin: Margin, W: Floats, j: int) -> Floats:
-    """How far along each ray from W_j the margin is met: first by steps, then by bisection in the step."""
+    """Find how far along each ray from W_j the margin is met: first by steps, then by bisection in the step."""
     rivals, rays = np.delete(W, j, 0), _rays(W[j])
 
     def met(r: Floats) -> NDArray[np.bool_]:  # (R,) or (steps, R)
@@ -163,7 +163,7 @@ def _reach(margin: Margin, W: Floats, j: int) -> Floats:
 
 
 def spread(classes: int) -> Floats:
-    """Directions as far apart as they can be: the corners of a tetrahedron, an octahedron or an icosahedron."""
+    """Return directions as far apart as can be: the corners of a tetrahedron, octahedron or icosahedron."""
     g = (1 + math.sqrt(5)) / 2
     corners = {
         4: [(1, 1, 1), (1, -1, -1), (-1, 1, -1), (-1, -1, 1)],

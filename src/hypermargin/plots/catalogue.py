@@ -39,7 +39,7 @@ Make = TypeVar("Make", bound=Callable[..., Display])
 
 
 def picture(name: str, about: str, *, learned: bool = False) -> Callable[[Make], Make]:
-    """Function decorator: make a picture known under `name`."""
+    """Make a picture known under `name`, as a decorator of functions."""
 
     def enter(make: Make) -> Make:
         for parameter in inspect.signature(make).parameters.values():
@@ -52,19 +52,19 @@ def picture(name: str, about: str, *, learned: bool = False) -> Callable[[Make],
 
 
 def pictures() -> dict[str, Picture]:
-    """All of them, by name; those of runs come last."""
+    """Return all pictures by name; those of runs come last."""
     return {each.name: each for each in sorted(_PICTURES.values(), key=lambda each: each.learned)}
 
 
 def make(name: str, **options: Any) -> Display:
-    """The picture of this name: `make("psi", margins=["arcface"]).save("psi.svg")`."""
+    """Make the picture of this name: `make("psi", margins=["arcface"]).save("psi.svg")`."""
     if name not in _PICTURES:
         raise ValueError(f"there is no picture {name!r}.{checks.near(name, list(_PICTURES))}")
     return _PICTURES[name].make(**options)
 
 
 def read_margin(text: str) -> Margin:
-    """`cosface:m=0.2` as CosFace(m=0.2). A name is that of a margin or of a head, whose margin is meant."""
+    """Read `cosface:m=0.2` as CosFace(m=0.2). A name is that of a margin or of a head, whose margin is meant."""
     name, numbers = parse_call(text, "a margin")
     kinds = {**{n: recipe.margin for n, recipe in FAMILY.items()}, **{n: margins.get(n)() for n in margins.names()}}
     if name not in kinds:
@@ -79,7 +79,7 @@ def read_margin(text: str) -> Margin:
 
 
 def read_margins(texts: Sequence[str]) -> list[Margin]:
-    """Each of them; at least one."""
+    """Read each of them; an error if there is none."""
     if not texts:
         raise ValueError("margins must name at least one margin; got none.")
     return [read_margin(text) for text in texts]
@@ -89,7 +89,7 @@ NAMES = {"none": "no margin", "sphereface": "SphereFace", "cosface": "CosFace", 
 
 
 def label(margin: Margin) -> str:
-    """ArcFace m = 0.5; SphereFace m = 4, λ = 5."""
+    """Name a margin: ArcFace m = 0.5; SphereFace m = 4, λ = 5."""
     name = NAMES.get(margin.name, margin.name.capitalize())
     if isinstance(margin, NoMargin) or margin.m is None:
         return name

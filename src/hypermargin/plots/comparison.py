@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hypermargin.evaluate.pairs import Floats
+from hypermargin.common.arrays import Floats
 from hypermargin.plots.style import DASHES, Display, dress, legend, look, percent
 from hypermargin.plots.verification import DetDisplay
 
@@ -30,7 +30,7 @@ class HeadsRocDisplay(Display):
 
     @classmethod
     def of(cls, curves: Mapping[str, Sequence[tuple[Floats, Floats, int]]], points: int = 200) -> HeadsRocDisplay:
-        """From (FAR, TAR, impostor pairs) of every seed of every head; a TAR holds until the next point."""
+        """Make it from (FAR, TAR, impostor pairs) of every seed of every head; a TAR holds until the next point."""
         least = max(1 / impostors for seeds in curves.values() for _, _, impostors in seeds)
         grid = np.geomspace(least, 1, points)
         tars = {
@@ -41,7 +41,7 @@ class HeadsRocDisplay(Display):
         return cls(grid, tars)
 
     def draw(self, ax: Axes) -> None:
-        """A line a head, its range as a band; the dashes tell heads apart without colour."""
+        """Draw one line per head, its range as a band; the dashes tell heads apart without colour."""
         from matplotlib.ticker import FuncFormatter
 
         for k, (head, tars) in enumerate(self.tars.items()):
@@ -66,7 +66,7 @@ class HeadsDetDisplay(Display):
     curves: Sequence[DetDisplay]
 
     def draw(self, ax: Axes) -> None:
-        """One after the other; the dashes tell heads apart without colour."""
+        """Draw one after the other; the dashes tell heads apart without colour."""
         for k, curve in enumerate(self.curves):
             before = len(ax.lines)
             curve.draw(ax)
@@ -87,7 +87,7 @@ class TrainingAnglesDisplay(Display):
     rival: Floats
 
     def draw(self, ax: Axes) -> None:
-        """Two lines, each with its range over seeds."""
+        """Draw two lines, each with its range over seeds."""
         colours = look(ax)
         for values, name, colour, dashes in (
             (self.rival, "nearest other class", colours.red, "--"), (self.own, "own class", colours.blue, "-"),

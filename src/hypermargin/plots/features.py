@@ -13,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from hypermargin import checks
-from hypermargin.evaluate.pairs import Counts, Floats, Values, samples, to_numpy
+from hypermargin.common.arrays import Counts, Floats, Values, to_numpy
+from hypermargin.evaluate.pairs import samples
 from hypermargin.plots.labels import plain, write_names
 from hypermargin.plots.sphere import View
 from hypermargin.plots.style import Display, bare, dress, legend, look, percent
@@ -37,7 +38,7 @@ PLACES = "on the plane", "on the unit circle", "on the unit sphere", "along two 
 
 @dataclass(eq=False)
 class FeaturesDisplay(Display):
-    """A dot a sample, a colour and marker a class, an arrow a prototype.
+    """One dot per sample, one colour and marker per class, one arrow per prototype.
 
     points      (N, 2), on the sphere (N, 3): the features, or their directions; 2,000 at most
     classes     (N,) which of `names` each belongs to
@@ -80,7 +81,7 @@ class FeaturesDisplay(Display):
         title: str = "",
         view: View | None = None,
     ) -> FeaturesDisplay:
-        """From features (N, d) as the network gives them, labels (N,), and prototypes (C, d), rows by label.
+        """Make it from features (N, d) as the network gives them, labels (N,) and prototypes (C, d), rows by label.
 
         - names: of the labels 0, 1, …; without them the labels themselves
         - on: without it the plane for d = 2, the sphere for d = 3, else the components
@@ -118,19 +119,19 @@ class FeaturesDisplay(Display):
 
     @property
     def origin(self) -> Floats:
-        """(2,) where the arrows start."""
+        """The place (2,) where the arrows start."""
         return np.zeros(2) if self.basis is None else -self.basis[0] @ self.basis[1].T
 
     @property
     def density(self) -> Floats:
-        """(C, 120): the share of each class's dots in every 3° of the circle, from 0° on."""
+        """Return (C, 120): the share of each class's dots in every 3° of the circle, from 0° on."""
         angles = np.arctan2(self.points[:, 1], self.points[:, 0]) % (2 * np.pi)
         counts = [np.histogram(angles[self.classes == k], BINS, (0, 2 * np.pi))[0] for k in range(len(self.names))]
         return np.array([c / max(1, c.sum()) for c in counts])
 
     @property
     def crowded(self) -> bool:
-        """Are the names too long, or too many long ones, to stand beside what they name?"""
+        """Whether the names are too long, or too many long ones, to stand beside what they name."""
         long = max(map(len, self.names)) > LONG
         return long and (self.on in ("plane", "components") or len(self.names) > MOST_PROJECTED)
 
@@ -152,7 +153,7 @@ class FeaturesDisplay(Display):
         return float(np.linalg.norm(np.concatenate(drawn), axis=1).max()) or 1.0
 
     def draw(self, ax: Axes) -> None:
-        """Dots, then arrows, then names: pushed apart where they would cover each other."""
+        """Draw dots, then arrows, then names: pushed apart where they would cover each other."""
         if self.on == "sphere":
             self.view.draw_globe(ax)
         for k in range(len(self.names)):
@@ -202,14 +203,14 @@ class FeaturesDisplay(Display):
             ax.add_collection(PolyCollection(bars, facecolor=colour, edgecolor=colour, linewidth=0.3, alpha=0.65))
 
     def _ends(self) -> tuple[Floats, NDArray[np.bool_]]:
-        """Where each class's arrow ends, else its mean, on the paper; and whether that is on the near side."""
+        """Return where each class's arrow ends, else its mean, on paper; and whether that is on the near side."""
         ends = self.centres if self.prototypes is None else self.prototypes * self.stretch
         if self.on == "sphere":
             return self.view.project(_directions(ends))
         return ends, np.ones(len(ends), bool)
 
     def _places(self, ends: Floats) -> Floats:
-        """Of the names: outside the dots at the same angle, or just beyond the ends."""
+        """Find places for the names: outside the dots at the same angle, or just beyond the ends."""
         if self.on in ("plane", "circle"):
             return 1.08 * self.half * _directions(ends)
         away = ends - self.origin
@@ -240,7 +241,7 @@ class FeaturesDisplay(Display):
 
 
 def together(displays: Sequence[FeaturesDisplay]) -> list[FeaturesDisplay]:
-    """The same displays with room and arrows to one measure, so that they can be compared, or shown in turn."""
+    """Return the displays with room and arrows to one measure, so that they can be compared, or shown in turn."""
     half = max(d.needed for d in displays)
     longest = max(d.longest for d in displays)
     stretch = float(f"{0.85 * half / longest:.2g}") if longest > 0 else 1.0
@@ -248,7 +249,7 @@ def together(displays: Sequence[FeaturesDisplay]) -> list[FeaturesDisplay]:
 
 
 def principal(directions: Floats) -> tuple[Floats, Floats]:
-    """(mean, axes (2, d)): the two orthonormal axes along which the rows (N, d) vary most."""
+    """Return (mean, axes (2, d)): the two orthonormal axes along which the rows (N, d) vary most."""
     mean = directions.mean(0)
     axes = np.linalg.eigh(np.cov(directions.T, bias=True))[1][:, :-3:-1].T
     signs = np.sign(axes[np.arange(2), np.abs(axes).argmax(1)])  # else a sign is chance

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from hypermargin import checks
-from hypermargin.evaluate.pairs import Floats
+from hypermargin.common.arrays import Floats
 from hypermargin.functional import margin_cross_entropy
 from hypermargin.margins import Margin
 from hypermargin.plots.catalogue import MARGINS, USUAL, label, picture, read_margin, read_margins
@@ -38,7 +38,7 @@ class PullsDisplay(Display):
 
     @classmethod
     def of(cls, margin: Margin, target: float, rivals: Sequence[float], scale: float) -> PullsDisplay:
-        """From angles in degrees, by autograd."""
+        """Compute it from angles in degrees, by autograd."""
         angles = np.array([target, *rivals], float)
         return cls(angles, _gradient(margin, angles, [scale])[0], scale, label(margin))
 
@@ -49,11 +49,11 @@ class PullsDisplay(Display):
 
     @property
     def shares(self) -> Floats:
-        """p_j/(1 − p_y): each rival's part of the push; they sum to 1."""
+        """Return p_j/(1 − p_y): each rival's part of the push; they sum to 1."""
         return np.asarray(self.gradient[1:] / self.gradient[1:].sum())
 
     def draw(self, ax: Axes) -> None:
-        """The target's bar goes down, the rivals' go up."""
+        """Draw the target's bar down, the rivals' up."""
         colours = look(ax)
         names = [f"{'rival' if j else 'target'}\n{angle:g}°" for j, angle in enumerate(self.angles)]
         kinds = [colours.blue] + [colours.red] * len(self.shares)
@@ -91,14 +91,14 @@ class RivalsDisplay(Display):
 
     @classmethod
     def of(cls, margin: Margin, target: float, rivals: Sequence[float]) -> RivalsDisplay:
-        """From angles in degrees, by autograd."""
+        """Compute it from angles in degrees, by autograd."""
         scales = np.geomspace(0.5, 128, 161)
         push = _gradient(margin, np.array([target, *rivals], float), scales)[:, 1:]
         q = push.sum(1)
         return cls(scales, push / q[:, None], q, rivals)
 
     def draw(self, ax: Axes) -> None:
-        """On a log axis of s."""
+        """Draw both on a log axis of s."""
         from matplotlib.ticker import FixedLocator, FuncFormatter
 
         colours = look(ax)
@@ -139,7 +139,7 @@ class AnglePullDisplay(Display):
 
     @classmethod
     def of(cls, margins: Sequence[Margin], scale: float, classes: int) -> AnglePullDisplay:
-        """By autograd."""
+        """Compute the pulls by autograd."""
         checks.count("classes", classes, 2)
         checks.in_range("classes", classes, 2, 10_001)
         theta = np.linspace(0.001, math.pi - 0.001, 241)  # at 0 and π a cosine has no slope
@@ -153,7 +153,7 @@ class AnglePullDisplay(Display):
         return cls(theta, pulls, scale, classes)
 
     def draw(self, ax: Axes) -> None:
-        """Over all angles."""
+        """Draw the pulls over all angles."""
         for k, (name, pull) in enumerate(self.pulls.items()):
             ax.plot(
                 self.theta, pull, color=look(ax).cycle[k % 7], linestyle=DASHES[k % 7], linewidth=1.8, label=name
@@ -168,12 +168,12 @@ class AnglePullDisplay(Display):
 
 
 def _legend_below(ax: Axes) -> None:
-    """Where it covers no curve."""
+    """Put the legend where it covers no curve."""
     legend(ax, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)
 
 
 def _gradient(margin: Margin, angles: Floats, scales: Sequence[float] | Floats) -> Floats:
-    """∂L/∂z (S, C) at each scale, the target first.
+    """Return ∂L/∂z (S, C) at each scale, the target first.
 
     `margin_cross_entropy` differentiates by cosines; with gradient="straight" and divided by s that is ∂L/∂z.
     """

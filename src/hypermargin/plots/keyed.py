@@ -19,14 +19,14 @@ HANDLE, LETTER = 0.65, 0.075  # inches: an entry of the legend, without its name
 
 @dataclass(eq=False)
 class Keyed(Panels):
-    """What has a label in any panel is named once, in rows of at most `keys`; 0: no legend."""
+    """Panels with one legend: each label is named once, in rows of at most `keys`; 0: no legend."""
 
     title: str = ""
     keys: int = 4
 
     @property
     def size(self) -> tuple[float, float]:  # type: ignore[override]  # of all the panels
-        """Of the whole figure."""
+        """The size of the whole figure."""
         rows = math.ceil(len(self.panels) / min(self.columns, len(self.panels)))
         strips = STRIP * (len(self._lines) + bool(self.keys))
         return self._width, rows * self.panel_size[1] + strips
@@ -37,11 +37,11 @@ class Keyed(Panels):
 
     @property
     def _lines(self) -> list[str]:
-        """The title, in as many lines as it needs."""
+        """Return the title in as many lines as it needs."""
         return textwrap.wrap(self.title, int(self._width / (1.15 * LETTER)))
 
     def draw(self, ax: Axes) -> None:
-        """The panels on what the strips leave."""
+        """Draw the panels on what the strips leave."""
         place, figure, colours = ax.get_subplotspec(), ax.get_figure(), look(ax)
         if place is None or figure is None:
             raise ValueError(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from hypermargin.evaluate.pairs import Floats
+from hypermargin.common.arrays import Floats
 from hypermargin.plots.style import look
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ LETTER, LINE = 0.08, 0.18  # inches, of text of 9 points
 
 
 def write_names(ax: Axes, names: Sequence[str], places: Floats, near: NDArray[np.bool_], width: float) -> None:
-    """At places (N, 2) on axes that are `width` wide and high; those that are not near are faint."""
+    """Write names at places (N, 2) on axes that are `width` wide and high; those that are not near are faint."""
     from matplotlib.patheffects import withStroke
 
     short = [name if len(name) <= LONGEST else name[: LONGEST - 6] + "…" + name[-5:] for name in names]
@@ -36,13 +36,13 @@ def write_names(ax: Axes, names: Sequence[str], places: Floats, near: NDArray[np
 
 
 def plain(name: str) -> str:
-    """A name for a legend: $ would begin a formula there, and a leading _ would hide it."""
+    """Return a name for a legend: $ would begin a formula there, and a leading _ would hide it."""
     name = name.replace("$", r"\$")
     return f"\u200b{name}" if name.startswith("_") else name
 
 
 def apart(places: Floats, sizes: Floats) -> Floats:
-    """Boxes (N, 2) wide and high around places (N, 2), moved a little until none covers another."""
+    """Move boxes (N, 2) wide and high around places (N, 2) a little, until none covers another."""
     places = places.copy()
     for _ in range(500):
         moved = False

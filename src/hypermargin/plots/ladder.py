@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hypermargin import checks
-from hypermargin.evaluate.pairs import Floats
+from hypermargin.common.arrays import Floats
 from hypermargin.hinge import lse_hinge, max_hinge, softplus_hinge, sum_hinge
 from hypermargin.plots.catalogue import picture
 from hypermargin.plots.style import DASHES, Display, Panels, dress, legend, look
@@ -43,14 +43,14 @@ class LadderDisplay(Display):
 
     @classmethod
     def rungs(cls, behind: Sequence[float], m: float, s: float) -> LadderDisplay:
-        """The four losses against the worst violation v; the other rivals are `behind` it by so much cosine."""
+        """Show the four losses against the worst violation v; other rivals are `behind` it by so much cosine."""
         v = _violation_axis()
         curves = {name: rung(*_batch(v, behind, m)).numpy() for name, rung in _rungs(m, s).items()}
         return cls(v, curves, VIOLATION, "loss", f"Four rungs of the ladder, s = {s:g}, {_rivals(behind)}")
 
     @classmethod
     def pulls(cls, behind: Sequence[float], m: float, s: float) -> LadderDisplay:
-        """|∂/∂c|₁ of the four: how hard each pulls at the scores, by autograd."""
+        """Show |∂/∂c|₁ of the four: how hard each pulls at the scores, by autograd."""
         v = _violation_axis()
         curves = {}
         for name, rung in _rungs(m, s).items():
@@ -63,7 +63,7 @@ class LadderDisplay(Display):
 
     @classmethod
     def scales(cls, behind: Sequence[float], m: float, scales: Sequence[float]) -> LadderDisplay:
-        """AM-Softmax L/s for growing s, above the hinge H; H ≤ L/s ≤ H + ln(C)/s is shaded for the smallest s."""
+        """Show AM-Softmax L/s for growing s above the hinge H; H ≤ L/s ≤ H + ln(C)/s is shaded for the least s."""
         v = _violation_axis()
         batch = _batch(v, behind, m)
         H = max_hinge(*batch, m=m, reduction="none").numpy()
@@ -76,7 +76,7 @@ class LadderDisplay(Display):
 
     @classmethod
     def gaps(cls, behind: Sequence[float], m: float) -> LadderDisplay:
-        """L/s − H at v = 0, where it is largest, against s: rivals as given, and level, which meets the bound."""
+        """Show L/s − H at v = 0, where it is largest, against s: rivals as given, and level, meeting the bound."""
         s, classes = np.geomspace(1, 128, 57), len(behind) + 1
         zero = np.zeros(1)
 
@@ -93,7 +93,7 @@ class LadderDisplay(Display):
         return cls(s, curves, "scale s", "L/s − H at v = 0", "How far above the hinge", log=True)
 
     def draw(self, ax: Axes) -> None:
-        """Lines told apart by dashes too."""
+        """Draw the lines, told apart by dashes too."""
         from matplotlib.ticker import FuncFormatter
 
         colours = look(ax)
@@ -118,7 +118,7 @@ Rung = Callable[[Tensor, Tensor], Tensor]
 
 
 def _rungs(m: float, s: float) -> dict[str, Rung]:
-    """All four in units of v, row by row."""
+    """Return all four in units of v, row by row."""
     return dict(
         zip(
             RUNGS,
@@ -142,7 +142,7 @@ def _violation_axis() -> Floats:
 
 
 def _batch(v: Floats, behind: Sequence[float], m: float) -> tuple[Tensor, Tensor]:
-    """A row of scores for each v: the target at 0, then the rivals at v − m − behind."""
+    """Return a row of scores for each v: the target at 0, then the rivals at v − m − behind."""
     rivals = (v - m)[:, None] - np.asarray(behind, float)
     scores = torch.from_numpy(np.concatenate([np.zeros((len(v), 1)), rivals], 1))
     return scores, torch.zeros(len(v), dtype=torch.long)

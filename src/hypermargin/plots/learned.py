@@ -8,9 +8,9 @@ from typing import Annotated
 
 import numpy as np
 
+from hypermargin.common.arrays import Counts
 from hypermargin.common.text import say
 from hypermargin.evaluate import Verification, verification
-from hypermargin.evaluate.pairs import Counts
 from hypermargin.plots.angles import AnglesDisplay, AnglesOverTraining
 from hypermargin.plots.catalogue import picture
 from hypermargin.plots.features import Basis, FeaturesDisplay, together
@@ -28,7 +28,7 @@ PART = "of the run's data: test, validation or train"
 CONFIDENCE = 0.95
 HEADS = "softmax", "a-softmax", "cosface", "arcface"
 NONE: list[str] = []
-FAR = tuple(10 ** (-k / 4) for k in range(2, 25))  # four a decade, so that the band bends with the curve
+FAR = tuple(10 ** (-k / 4) for k in range(2, 25))  # four per decade, so that the band bends with the curve
 
 __all__ = ["Snapshot", "frames", "snapshot", "snapshots"]
 
@@ -36,7 +36,7 @@ __all__ = ["Snapshot", "frames", "snapshot", "snapshots"]
 def frames(
     run: str | Path | None = None, part: str = "test", *, on: str | None = None
 ) -> list[tuple[str, FeaturesDisplay]]:
-    """The features after every kept checkpoint, to one measure, for `animate`."""
+    """Return the features after every kept checkpoint, to one measure, for `animate`."""
     seen = snapshots(run or small_run("a-softmax", 2), part)
     on = None if on == "auto" else on
     basis = _features(seen[-1], on).basis
@@ -58,7 +58,7 @@ def features(
     part: Annotated[str, PART] = "test",
     on: Annotated[str, "auto, plane, circle, sphere or components"] = "auto",
 ) -> Display:
-    """In 2-D on the plane, in 3-D on the sphere, else the first two principal components."""
+    """Draw features of 2-D on the plane, of 3-D on the sphere, else their first two principal components."""
     return _features(snapshot(run or small_run("a-softmax", 2), part), None if on == "auto" else on)
 
 
@@ -67,7 +67,7 @@ def heads(
     runs: Annotated[list[str], "folders of runs; without any, four heads are trained on digits; repeatable"] = NONE,
     part: Annotated[str, PART] = "test",
 ) -> Display:
-    """A panel a run, each to its own measure: lengths differ by head."""
+    """Draw one panel per run, each to its own measure: lengths differ by head."""
     panels = []
     for folder in runs or [small_run(head, 2) for head in HEADS]:
         name = load(folder).config.head
@@ -82,7 +82,7 @@ def sphere(
     elevation: Annotated[float, "degrees from which the sphere is seen, above its equator"] = 25.0,
     azimuth: Annotated[float, "degrees from which it is seen, round its axis"] = 35.0,
 ) -> Display:
-    """Near dots strong, far ones faint."""
+    """Draw near dots strong, far ones faint."""
     return _features(snapshot(run or small_run("a-softmax", 3), part), "sphere", view=View(elevation, azimuth))
 
 
@@ -92,7 +92,7 @@ def angles(
     part: Annotated[str, PART] = "test",
     history: Annotated[bool, "a row for every checkpoint kept, instead of the best alone"] = True,
 ) -> Display:
-    """Against prototypes; in an open set against the centres of the classes."""
+    """Draw angles to prototypes; in an open set to the centres of the classes."""
     folder = run or small_run("a-softmax", 2)
     seen = snapshots(folder, part) if history else []
     if len(seen) < 2:
@@ -104,7 +104,7 @@ def angles(
 
 @picture("norms", "lengths of features against how well a sample fits its class", learned=True)
 def norms(run: Annotated[str | None, RUN] = None, part: Annotated[str, PART] = "test") -> Display:
-    """Does a short feature mean a poor image?"""
+    """Show whether a short feature means a poor image."""
     one = snapshot(run or small_run("a-softmax", 2), part)
     return NormsDisplay.of(one.features, one.labels)
 
@@ -114,7 +114,7 @@ def weights(
     run: Annotated[str | None, RUN] = None,
     counts: Annotated[bool, "over the number of training samples of a class"] = False,
 ) -> Display:
-    """Of a run's head, or of l-softmax and a-softmax side by side."""
+    """Draw the weights of a run's head, or of l-softmax and a-softmax side by side."""
     folders = [run] if run else [small_run(head, 2) for head in ("l-softmax", "a-softmax")]
     heads = {}
     for folder in folders:
@@ -133,19 +133,19 @@ def _training_counts(folder: Path) -> Counts:
 
 @picture("roc", "what is accepted of the right pairs, at the price of which wrong ones, with a band", learned=True)
 def roc(run: Annotated[str | None, RUN] = None, part: Annotated[str, PART] = "test") -> Display:
-    """All pairs of the part; the band is a 95 % interval over identities."""
+    """Draw the curve of all pairs of the part; the band is a 95 % interval over identities."""
     return RocDisplay.of(_verified(run, part)[1])
 
 
 @picture("det", "both errors of verification on axes of the normal distribution, with a band", learned=True)
 def det(run: Annotated[str | None, RUN] = None, part: Annotated[str, PART] = "test") -> Display:
-    """All pairs of the part; the band is a 95 % interval over identities."""
+    """Draw the curve of all pairs of the part; the band is a 95 % interval over identities."""
     return DetDisplay.of(_verified(run, part)[1])
 
 
 @picture("scores", "scores of genuine and impostor pairs, with the thresholds that validation chose", learned=True)
 def scores(run: Annotated[str | None, RUN] = None, part: Annotated[str, PART] = "test") -> Display:
-    """All pairs of the part."""
+    """Draw the scores of all pairs of the part."""
     parts, found = _verified(run, part, confidence=None)
     chosen = choose_thresholds(parts)
     thresholds = {"equal errors": chosen.eer, **{f"FAR {f:g}": t for f, t in chosen.far.items()}}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 
 from hypermargin import checks
-from hypermargin.evaluate.pairs import Floats
+from hypermargin.common.arrays import Floats
 from hypermargin.margins import SphereFace
 from hypermargin.plots.catalogue import picture
 from hypermargin.plots.keyed import Keyed
@@ -43,7 +43,7 @@ class MonotoneDisplay(Display):
 
     @classmethod
     def of(cls, m: float, level: float = 0.0, points: int = 721) -> MonotoneDisplay:
-        """From the factor m and the level, the cosine of a rival: 0 is a rival at 90°."""
+        """Make it from the factor m and the level, the cosine of a rival: 0 is a rival at 90°."""
         checks.in_range("level", level, -1.0, 1.0, "It is a rival's cosine.")
         theta = np.linspace(0, math.pi, points)
         bare, smooth = SphereFace(m, beyond="none"), SphereFace(m)
@@ -59,7 +59,7 @@ class MonotoneDisplay(Display):
 
     @property
     def words(self) -> str:
-        """The intervals, in degrees, a line for each curve."""
+        """Say the intervals, in degrees, one line per curve."""
         times = f"{self.m:g}θ"
         return (
             f"cos {times} ≥ {self.level:g} at {in_degrees(self.passes)}\n"
@@ -67,7 +67,7 @@ class MonotoneDisplay(Display):
         )
 
     def draw(self, ax: Axes) -> None:
-        """Shaded: the angles that pass, blue those that should, red those that should not."""
+        """Shade the angles that pass, blue those that should, red those that should not."""
         colours = look(ax)
         ax.plot(self.theta, np.cos(self.theta), color=colours.faint, linewidth=1.4, linestyle=":", label="cos θ")
         ax.plot(self.theta, self.bare, color=colours.red, linewidth=1.8, linestyle="--", label="bare cos mθ")
@@ -87,7 +87,7 @@ class MonotoneDisplay(Display):
 
 
 def in_degrees(intervals: Sequence[tuple[float, float]]) -> str:
-    """0–15°, 45–75°; "no angle" without any."""
+    """Write intervals as 0–15°, 45–75°; "no angle" without any."""
     shown = [f"{round(math.degrees(a), 1):g}–{round(math.degrees(b), 1):g}°" for a, b in intervals]
     return ", ".join(shown) or "no angle"
 

@@ -1,4 +1,4 @@
-"""Does a short feature mean a poor image? Lengths against how well a sample fits its class."""
+"""Lengths of features against how well a sample fits its class: does a short one mean a poor image?"""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from hypermargin.common.arrays import Floats, Values
 from hypermargin.evaluate.geometry import QUANTILES, spearman
-from hypermargin.evaluate.pairs import GRID, Floats, Values, samples
+from hypermargin.evaluate.pairs import GRID, samples
 from hypermargin.numerics import unit
 from hypermargin.plots.style import Display, dress, legend, look
 
@@ -21,7 +22,7 @@ MOST_DOTS = 4000
 
 @dataclass(eq=False)
 class NormsDisplay(Display):
-    """Of samples in classes of two and more.
+    """Lengths and cosines of samples in classes of two and more.
 
     norms        lengths of the features
     cosines      to the own centre, the mean direction of the class
@@ -34,7 +35,7 @@ class NormsDisplay(Display):
 
     @classmethod
     def of(cls, features: Values, labels: Values) -> NormsDisplay:
-        """From features (N, d) as the network gives them, not yet unit, and labels (N,)."""
+        """Make it from features (N, d) as the network gives them, not yet unit, and labels (N,)."""
         s = samples(features, labels, "features")
         y = torch.from_numpy(s.ids).to(s.x.device)
         centres = unit(s.x.new_zeros(len(s.sizes), s.x.shape[1]).index_add_(0, y, s.x))
@@ -47,7 +48,7 @@ class NormsDisplay(Display):
 
     @property
     def parts(self) -> tuple[tuple[float, float], ...]:
-        """(mean length, mean cosine) in five equal parts of the samples, shortest first."""
+        """Return (mean length, mean cosine) in five equal parts of the samples, shortest first."""
         order = np.argsort(self.norms, kind="stable")
         return tuple(
             (float(self.norms[part].mean()), float(self.cosines[part].mean()))
@@ -56,7 +57,7 @@ class NormsDisplay(Display):
         )
 
     def draw(self, ax: Axes) -> None:
-        """A dot for each of 4,000 samples at most; the line joins the means of the five parts."""
+        """Draw a dot for each of 4,000 samples at most; the line joins the means of the five parts."""
         shown = np.random.default_rng(0).permutation(len(self.norms))[:MOST_DOTS]
         size = 14 if len(shown) < 500 else 6
         ax.scatter(self.norms[shown], self.cosines[shown], s=size, alpha=0.35, linewidths=0, label="samples")

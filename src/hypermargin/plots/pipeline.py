@@ -68,7 +68,7 @@ class PipelineDisplay(Display):
     size = 11.6, 4.3
 
     def draw(self, ax: Axes) -> None:
-        """In inches, so that words fit their boxes."""
+        """Draw in inches, so that words fit their boxes."""
         ax.set_axis_off()
         ax.set_xlim(0, self.size[0])
         ax.set_ylim(-0.1, self.size[1] - 0.1)
@@ -100,7 +100,7 @@ def _draw_box(ax: Axes, box: Box) -> None:
 
 
 def _draw_arrow(ax: Axes, path: tuple[Place, ...]) -> None:
-    """Straight pieces, the last with a head."""
+    """Draw straight pieces, the last with a head."""
     ink = look(ax).ink
     x, y = zip(*path[:-1], strict=True)
     ax.plot(x, y, color=ink, linewidth=1.2, solid_capstyle="projecting")
@@ -110,5 +110,5 @@ def _draw_arrow(ax: Axes, path: tuple[Place, ...]) -> None:
 
 @picture("pipeline", "the way from features and labels to the loss, with the shape of everything")
 def pipeline() -> Display:
-    """One diagram."""
+    """Draw the way through `margin_softmax`."""
     return PipelineDisplay()

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hypermargin import checks
-from hypermargin.evaluate.pairs import Floats
+from hypermargin.common.arrays import Floats
 from hypermargin.margins import NoMargin
 from hypermargin.plots.boundary import BoundaryDisplay
 from hypermargin.plots.catalogue import label, picture, read_margin
@@ -38,7 +38,7 @@ class PlaneDisplay(Display):
     first, second   (n, n) not negative where a sample of class 0, class 1 meets its margin
     support         rows of X that are marked; None: the classifier has none, every sample counts
     lines           what the lines of the margin are, in words
-    band            between two classes, in radians, for a margin in angles; else nan
+    band            the width between two classes, in radians, for a margin in angles; else nan
     distances       (N,) from the boundary, in the units of X; negative on the wrong side
     angles          (N,) from the boundary, seen from the origin; nan for what is not linear
     names           of the two classes
@@ -71,7 +71,7 @@ class PlaneDisplay(Display):
         names: Sequence[str] | None = None,
         axes: Sequence[str] = ("x₁", "x₂"),
     ) -> PlaneDisplay:
-        """From a fitted classifier or pipeline and the samples (N, 2) it was fitted on.
+        """Make it from a fitted classifier or pipeline and the samples (N, 2) it was fitted on.
 
         The lines are f = ±1 for a model with a decision function f, as SVC or LogisticRegression. For a
         MarginSoftmaxClassifier with a margin each is where a class meets it: |W_y|·ψ(θ_y) = |W_other|·cos θ_other.
@@ -114,12 +114,12 @@ class PlaneDisplay(Display):
 
     @property
     def boundary(self) -> Lines:
-        """Where neither class is preferred."""
+        """The lines where neither class is preferred."""
         return level_lines(self.grid[0], self.grid[1], self.score)
 
     @property
     def edges(self) -> tuple[Lines, Lines]:
-        """Where class 0, and class 1, just meets its margin."""
+        """The lines where class 0, and class 1, just meets its margin."""
         x, y = self.grid
         return level_lines(x, y, self.first), level_lines(x, y, self.second)
 
@@ -132,7 +132,7 @@ class PlaneDisplay(Display):
 
     @property
     def words(self) -> str:
-        """The lines and how far off they are, the nearest sample that is on its side, and who decides."""
+        """Say what the lines are and how far off, the nearest sample that is on its side, and who decides."""
         curved = not math.isnan(self.band)
         off = "out of view" if math.isnan(self.margin) else f"{self.margin:.2f} off{' or more' * curved}"
         right = self.distances > 0
@@ -148,7 +148,7 @@ class PlaneDisplay(Display):
         return f"lines {self.lines}: {off}\n{near}\n{count}"
 
     def draw(self, ax: Axes) -> None:
-        """Shaded: the margin is met."""
+        """Draw samples and lines; where the margin is met is shaded."""
         colours = look(ax)
         low, high = self.X.min(0), self.X.max(0)
         room = ROOM * (high - low).max()
@@ -188,14 +188,14 @@ class PlaneDisplay(Display):
 
 
 def level_lines(x: Floats, y: Floats, values: Floats) -> Lines:
-    """Where the values (len y, len x) on a grid are 0."""
+    """Find where the values (len y, len x) on a grid are 0."""
     from contourpy import contour_generator
 
     return [np.asarray(line) for line in contour_generator(x=x, y=y, z=values).lines(0.0)]
 
 
 def _samples(model: Any, X: ArrayLike, y: ArrayLike) -> tuple[Floats, NDArray[np.intp]]:
-    """Both checked, against each other and the model; labels as 0 and 1."""
+    """Check both against each other and the model; return labels as 0 and 1."""
     X, y = np.asarray(X, dtype=np.float64), np.asarray(y)
     if X.ndim != 2 or X.shape[1] != 2:
         raise ValueError(f"X must have shape (N, 2), two features to draw; got {X.shape}. Fit on two of them.")
@@ -228,7 +228,7 @@ def _two(name: str, given: Sequence[str]) -> tuple[str, str]:
 
 
 def _parts(model: Any) -> tuple[Any, Any]:
-    """What a pipeline does before its classifier, as a function; and the classifier."""
+    """Return what a pipeline does before its classifier, as a function; and the classifier."""
     from sklearn.pipeline import Pipeline
 
     if not isinstance(model, Pipeline):
@@ -237,7 +237,7 @@ def _parts(model: Any) -> tuple[Any, Any]:
 
 
 def _support(final: Any, own: Floats) -> NDArray[np.intp] | None:
-    """SVC's own; where there is a hinge, the samples with y·f ≤ 1; None where every sample counts."""
+    """Return SVC's own; where there is a hinge, the samples with y·f ≤ 1; None where every sample counts."""
     from sklearn.svm import SVC, NuSVC
 
     if isinstance(final, SVC | NuSVC):
@@ -266,7 +266,7 @@ def _unit_vectors(final: Any) -> Floats:
 
 
 def _surplus(final: Any, X: Any) -> Floats:
-    """|W_y|·ψ(θ_y) − |W_other|·cos θ_other (2, N), each class in turn being y; ≥ 0 where it meets its margin."""
+    """Return |W_y|·ψ(θ_y) − |W_other|·cos θ_other (2, N), each class in turn as y; ≥ 0 if it meets its margin."""
     found = np.asarray(final.transform(X))
     cosines = found if final.transform_to == "cosines" else found @ _unit_vectors(final).T
     met = psi(final.margin_, np.arccos(np.clip(cosines, -1.0, 1.0)))
@@ -275,7 +275,7 @@ def _surplus(final: Any, X: Any) -> Floats:
 
 
 def _band(final: Any) -> float:
-    """Between the two classes, on the arc from one class vector to the other."""
+    """Return the band between the two classes, on the arc from one class vector to the other."""
     one, two = _unit_vectors(final)
     theta12 = math.acos(max(-1.0, min(1.0, float(one @ two))))
     r = tuple(map(float, final.magnitudes_))
@@ -283,7 +283,7 @@ def _band(final: Any) -> float:
 
 
 def _angles(final: Any, X: Any, labels: NDArray[np.intp]) -> Floats:
-    """Between each sample (x, c) and the plane through the origin that the boundary is at height c.
+    """Return the angles of samples (x, c) to the plane through the origin that the boundary is at height c.
 
     c is the model's constant feature; for others the root mean square of the entries of X, as its "auto" is.
     """
@@ -298,7 +298,7 @@ def _angles(final: Any, X: Any, labels: NDArray[np.intp]) -> Floats:
 
 
 def _distances(points: Floats, lines: Lines) -> Floats:
-    """Of each point (N, 2) to the nearest of the lines; inf where there is none."""
+    """Return the distance of each point (N, 2) to the nearest of the lines; inf where there is none."""
     found = np.full(len(points), math.inf)
     for line in lines:
         start, way = line[:-1], np.diff(line, axis=0)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hypermargin import checks
-from hypermargin.evaluate.pairs import Floats
+from hypermargin.common.arrays import Floats
 from hypermargin.margins import ArcFace, Combined, Margin, Piecewise, SphereFace
 from hypermargin.plots.catalogue import MARGINS, USUAL, label, picture, read_margins
 from hypermargin.plots.keyed import Keyed
@@ -31,7 +31,7 @@ RIVALS = "orthogonal", "simplex"
 
 
 def knots(margin: Margin) -> list[float]:
-    """The angles inside (0, π) at which two pieces of ψ meet: m1·θ + m2 = kπ for those made of g."""
+    """Return the angles inside (0, π) at which two pieces of ψ meet: m1·θ + m2 = kπ for those made of g."""
     match margin:
         case SphereFace(m=m1, beyond="smooth"):
             m2 = 0.0
@@ -87,7 +87,7 @@ class PsiDisplay(Display):
         rivals: str = "orthogonal",
         points: int = 361,
     ) -> PsiDisplay:
-        """From margins. `lam` blends in the plain cosine, (λ cos θ + ψ)/(1 + λ): one curve for each λ.
+        """Make it from margins. `lam` blends in the plain cosine, (λ cos θ + ψ)/(1 + λ): one curve for each λ.
 
         The probability is p_y = 1/(1 + (C−1)·exp(s·(c − ψ))), with all C − 1 rivals at the cosine c = 0
         (`rivals="orthogonal"`) or at c = −cos θ/(C−1), as when the centres form a simplex.
@@ -124,7 +124,7 @@ class PsiDisplay(Display):
         return cls(theta, curves, show, _given(show, scale, classes, rivals, margins[0], len(margins), len(lam)))
 
     def draw(self, ax: Axes) -> None:
-        """Values left, slopes right, one legend below."""
+        """Draw values left, slopes right, one legend below."""
         panels = [_Half(self, slopes=False), _Half(self, slopes=True)]
         Keyed(panels, columns=2, title=self.given, keys=5).draw(ax)
 
@@ -188,7 +188,7 @@ def logit(
     lam: Annotated[list[float], "λ of the blend with cos θ; several give a curve each; repeatable"] = NO_BLEND,
     scale: Annotated[float, "s"] = 30.0,
 ) -> PsiDisplay:
-    """The same curves, s times as tall: what the softmax sees."""
+    """Draw the same curves, s times as tall: what the softmax sees."""
     return PsiDisplay.of(read_margins(margins), lam=lam, show="logit", scale=scale)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from hypermargin import checks
-from hypermargin.evaluate.pairs import Floats
+from hypermargin.common.arrays import Floats
 from hypermargin.functional import margin_softmax
 from hypermargin.margins import Margin
 from hypermargin.plots.catalogue import label, picture, read_margin
@@ -29,12 +29,12 @@ RADII, DIRECTIONS = 41, 241  # of the grid; F is nearly straight between its poi
 
 
 def centres(classes: int) -> Floats:
-    """Directions of classes evenly around the circle, the first one up: angles (C,)."""
+    """Return directions of classes evenly around the circle, the first one up: angles (C,)."""
     return math.pi / 2 + 2 * math.pi * np.arange(classes) / classes
 
 
 def surplus(points: Floats, margin: Margin, classes: int, scale: float) -> Floats:
-    """F_j(x) = T_j − R_j (C, N) of points (N, 2), each class in turn being the label, from L = softplus(R − T).
+    """Return F_j(x) = T_j − R_j (C, N) of points (N, 2), each class in turn the label, from L = softplus(R − T).
 
     T_j = s·|x|·ψ(θ_j) and R_j = log Σ_{i≠j} exp(s·|x|·cos θ_i): p_j ≥ ½ with the margin where F_j ≥ 0. It depends
     on s·|x| alone, so a larger s shows the same picture smaller.
@@ -55,7 +55,7 @@ class RegionsDisplay(Display):
     x, y      (directions, radii) the points of the grid
     surplus   (C, directions, radii) F_j there; class j's region is F_j ≥ 0
     least     the shortest |x| in a class's own direction that gets ½; inf if none does
-    share     of the directions of features with |x| = 1, in which no class gets ½
+    share     that of the directions of features with |x| = 1, in which no class gets ½
     half      shade where no class gets ½, instead of the classes
     """
 
@@ -71,7 +71,7 @@ class RegionsDisplay(Display):
     def of(
         cls, margin: Margin, classes: int = 3, scale: float = 5.0, *, half: bool = False, title: str = ""
     ) -> RegionsDisplay:
-        """From a margin, so many classes evenly around the circle, and s: logits s·|x|·cos θ_j."""
+        """Make it from a margin, so many classes evenly around the circle, and s: logits s·|x|·cos θ_j."""
         checks.count("classes", classes, 2)
         checks.positive("scale", scale)
         # The grid is cut open between two classes, where the cut shows least.
@@ -97,13 +97,13 @@ class RegionsDisplay(Display):
 
     @property
     def words(self) -> str:
-        """How long a feature must be, and what share of unit features no class gets."""
+        """Say how long a feature must be, and what share of unit features no class gets."""
         need = f"½ is reached from |x| = {self.least:.2g}" if math.isfinite(self.least) else "½ is never reached"
         share = "under 0.1 %" if self.share < 0.0005 else percent(round(self.share, 3))
         return f"{need};\nat |x| = 1: none in {share} of angles"
 
     def draw(self, ax: Axes) -> None:
-        """Classes numbered outside the disc; the dotted circle is |x| = 1."""
+        """Draw the classes, numbered outside the disc; the dotted circle is |x| = 1."""
         from matplotlib.patches import Circle
 
         colours = look(ax)

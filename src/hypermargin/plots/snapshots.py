@@ -50,7 +50,7 @@ def snapshots(
     most: int = MOST,
     trust: bool = False,
 ) -> list[Snapshot]:
-    """One for each checkpoint that the run kept (its setting `keep`), oldest first; damaged ones are passed over.
+    """Look through each checkpoint that the run kept (its setting `keep`), oldest first, but for damaged ones.
 
     - epochs: only those at the end of these, counted from 1
     - most: samples, in whole identities
@@ -80,7 +80,7 @@ def snapshots(
 
 
 def snapshot(run: str | Path, part: str = "test", *, most: int = MOST, trust: bool = False) -> Snapshot:
-    """Of the weights that `hypermargin.load` gives: the best on the validation part."""
+    """Look through the weights that `hypermargin.load` gives: the best on the validation part."""
     parts = parts_of(Path(run), part, "best", most, trust)
     return _look(parts, part, "best", parts.trained.step)
 
@@ -88,7 +88,7 @@ def snapshot(run: str | Path, part: str = "test", *, most: int = MOST, trust: bo
 def parts_of(
     folder: Path, part: str, which: Literal["best", "last"] = "best", most: int = MOST, trust: bool = False
 ) -> Parts:
-    """The run's data with its weights; an error if it has no such part."""
+    """Open the run's data with its weights; an error if it has no such part."""
     checks.one_of("part", part, PARTS)
     if not folder.is_dir():
         raise RunError(f"run: there is no folder {folder}.")
@@ -110,7 +110,7 @@ def _look(parts: Parts, part: str, name: str, step: int) -> Snapshot:
 
 
 def effective(head: MarginHead) -> Tensor:
-    """The class weights as the logits see them: unit where the head makes them so. A copy."""
+    """Copy the class weights as the logits see them: unit where the head makes them so."""
     weight = head.weight.detach().float().cpu()
     return unit(weight) if head.settings.unit_weight else weight.clone()
 
@@ -125,7 +125,7 @@ DIGITS: dict[str, Any] = {"data": "digits", "model": "lenet++", "model_set": {"w
 
 @functools.cache
 def _kept(head: str, dim: int) -> tempfile.TemporaryDirectory[str]:
-    """A few seconds on one core; the folder is removed when the process ends."""
+    """Train for a few seconds on one core; the folder is removed when the process ends."""
     folder = tempfile.TemporaryDirectory(prefix="hypermargin-")
     epochs = 12
     say(f"no run given: training {head} on digits in {dim} dimensions, {epochs} epochs, some seconds")
@@ -135,5 +135,5 @@ def _kept(head: str, dim: int) -> tempfile.TemporaryDirectory[str]:
 
 
 def small_run(head: str, dim: int) -> str:
-    """The folder of a run on digits, with a checkpoint an epoch; trained once a process."""
+    """Return the folder of a run on digits, with one checkpoint per epoch; trained once per process."""
     return _kept(head, dim).name

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from hypermargin import checks
-from hypermargin.evaluate.pairs import Floats
+from hypermargin.common.arrays import Floats
 from hypermargin.numerics import log_sum_exp
 from hypermargin.plots.catalogue import picture
 from hypermargin.plots.style import DASHES, Display, Panels, dress, legend, look, percent
@@ -37,7 +37,7 @@ class SharesDisplay(Display):
 
     @classmethod
     def of(cls, scores: Sequence[float], scales: Sequence[float], title: str = "") -> SharesDisplay:
-        """The share of the total, x/Σx, which no scale changes, beside softmax(s·x) for each scale s."""
+        """Show the share of the total, x/Σx, which no scale changes, beside softmax(s·x) for each scale s."""
         x = _scores(scores)
         if not (x > 0).all():
             raise ValueError(f"scores must be positive to have a share of their total; got {x.min():g}.")
@@ -48,7 +48,7 @@ class SharesDisplay(Display):
         return cls(x, named, title)
 
     def draw(self, ax: Axes) -> None:
-        """Each bar with its number."""
+        """Draw each bar with its number."""
         from matplotlib.ticker import FuncFormatter
 
         width = 0.84 / len(self.shares)
@@ -93,7 +93,7 @@ class ScaleDisplay(Display):
 
     @classmethod
     def probabilities(cls, scores: Sequence[float]) -> ScaleDisplay:
-        """softmax(s·x), one curve for each score."""
+        """Show softmax(s·x), one curve for each score."""
         x, s = _scores(scores), _scale_axis()
         p = torch.softmax(torch.from_numpy(s[:, None] * x), 1).numpy()
         curves = {f"score {score:g}": p[:, j] for j, score in enumerate(x)}
@@ -102,7 +102,7 @@ class ScaleDisplay(Display):
 
     @classmethod
     def maxima(cls, scores: Sequence[float]) -> ScaleDisplay:
-        """LSE(s·x)/s, which is above max x by at most ln(C)/s, and the softmax-weighted mean, which is below."""
+        """Show LSE(s·x)/s, which is above max x by at most ln(C)/s, and the softmax-weighted mean, below it."""
         x, s = _scores(scores), _scale_axis()
         z = torch.from_numpy(s[:, None] * x)
         curves = {
@@ -117,7 +117,7 @@ class ScaleDisplay(Display):
         )  # fmt: skip
 
     def draw(self, ax: Axes) -> None:
-        """Levels thin, curves thick; the bound, if there is one, as a shade."""
+        """Draw levels thin, curves thick; the bound, if there is one, as a shade."""
         from matplotlib.ticker import FuncFormatter
 
         colours = look(ax)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hypermargin import checks
-from hypermargin.evaluate.pairs import Floats
+from hypermargin.common.arrays import Floats
 from hypermargin.plots.style import look
 
 if TYPE_CHECKING:
@@ -39,15 +39,15 @@ class View:
         ])  # fmt: skip
 
     def project(self, points: ArrayLike) -> tuple[Floats, NDArray[np.bool_]]:
-        """Points (N, 3) as places on the paper (N, 2), and which of them (N,) are on the near side."""
+        """Return points (N, 3) as places on the paper (N, 2), and which of them (N,) are on the near side."""
         points = np.asarray(points, float)
         if points.ndim != 2 or points.shape[1] != 3:
-            raise ValueError(f"points must have shape (N, 3), one point of space a row; got {points.shape}.")
+            raise ValueError(f"points must have shape (N, 3), one point of space per row; got {points.shape}.")
         seen = points @ self.axes.T
         return seen[:, :2], seen[:, 2] >= 0
 
     def draw_globe(self, ax: Axes, *, step: int = 45) -> None:
-        """The outline, and meridians and parallels every `step` degrees, fainter on the far side."""
+        """Draw the outline, and meridians and parallels every `step` degrees, fainter on the far side."""
         t = np.linspace(0, 2 * np.pi, 91)
         ax.plot(np.cos(t), np.sin(t), color=look(ax).faint, linewidth=1.0, zorder=0.5)
         for a in np.radians(np.arange(0, 180, step)):

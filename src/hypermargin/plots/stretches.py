@@ -7,14 +7,14 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from hypermargin.evaluate.pairs import Floats
+from hypermargin.common.arrays import Floats
 from hypermargin.margins import Margin
 
 POINT = 1e-9  # what is shorter is a point where two boundaries touch
 
 
 def psi(margin: Margin, theta: Floats) -> Floats:
-    """ψ of many angles, in float64."""
+    """Return ψ of many angles, in float64."""
     values: Floats = margin.psi(torch.from_numpy(theta)).numpy()
     return values
 
@@ -22,7 +22,7 @@ def psi(margin: Margin, theta: Floats) -> Floats:
 def stretches(
     f: Callable[[Floats], Floats], low: float, high: float, points: int = 1441
 ) -> list[tuple[float, float]]:
-    """The intervals of [low, high] with f ≥ 0: changes of sign between `points`, each found by bisection."""
+    """Find the intervals of [low, high] with f ≥ 0: changes of sign between `points`, each found by bisection."""
     x = np.linspace(low, high, points)
     good = f(x) >= 0
     (change,) = np.nonzero(good[1:] != good[:-1])

@@ -56,7 +56,7 @@ ENDINGS = "png", "svg", "pdf"
 
 
 def look(ax: Axes) -> Look:
-    """The colours that suit the ground of the axes' figure, whoever made it."""
+    """Return the colours that suit the ground of the axes' figure, whoever made it."""
     from matplotlib.colors import to_rgb
 
     red, green, blue = to_rgb(ax.get_figure(root=True).get_facecolor())  # type: ignore[union-attr]  # on a figure
@@ -64,25 +64,25 @@ def look(ax: Axes) -> Look:
 
 
 class Display:
-    """`plot(ax)` draws and returns itself, with `ax_` and `figure_`; `save(path)` writes a file."""
+    """A picture: `plot(ax)` draws and returns itself, with `ax_` and `figure_`; `save(path)` writes a file."""
 
     size: ClassVar[tuple[float, float]] = SIZE  # inches, of a figure of its own
     ax_: Axes
     figure_: FigureBase
 
     def plot(self, ax: Axes | None = None) -> Self:
-        """On these axes, or on new ones."""
+        """Draw on these axes, or on new ones."""
         self.ax_ = new_axes(self.size) if ax is None else ax
         self.figure_ = self.ax_.figure
         self.draw(self.ax_)
         return self
 
     def draw(self, ax: Axes) -> None:
-        """What a picture adds to the axes."""
+        """Draw what a picture adds to the axes."""
         raise NotImplementedError(f"{type(self).__name__} must define draw(ax)")
 
     def save(self, path: str | os.PathLike[str], *, dark: bool = False) -> None:
-        """The picture by itself, in the format that the ending names; whole or not at all.
+        """Write the picture by itself, in the format that the ending names; whole or not at all.
 
         An SVG file on white turns dark by itself where the reader's browser prefers that.
         """
@@ -95,7 +95,7 @@ class Display:
             figure.savefig(temporary, dpi=DPI, facecolor=figure.get_facecolor())
 
     def svg(self, *, dark: bool = False, size: tuple[float, float] | None = None) -> str:
-        """The picture as the text of an SVG file, the same every time; `size` in inches instead of its own."""
+        """Return the picture as the text of an SVG file, the same every time; `size` is in inches."""
         import matplotlib
 
         file = io.StringIO()
@@ -130,13 +130,13 @@ class Panels(Display):
 
     @property
     def size(self) -> tuple[float, float]:  # type: ignore[override]  # of all the panels
-        """Of the whole figure."""
+        """The size of the whole figure."""
         columns = min(self.columns, len(self.panels))
         rows = math.ceil(len(self.panels) / columns)
         return columns * self.panel_size[0], rows * self.panel_size[1]
 
     def draw(self, ax: Axes) -> None:
-        """Each panel on axes of its own, where `ax` was."""
+        """Draw each panel on axes of its own, where `ax` was."""
         place = ax.get_subplotspec()
         if place is None:
             raise ValueError(
@@ -156,7 +156,7 @@ class Panels(Display):
 
 
 def need_matplotlib() -> None:
-    """An error that says what to install, if it is not there."""
+    """Raise an error that says what to install, if it is not there."""
     try:
         import matplotlib.figure  # noqa: F401
     except ModuleNotFoundError:
@@ -167,7 +167,7 @@ def need_matplotlib() -> None:
 
 
 def new_axes(size: tuple[float, float] = SIZE, *, dark: bool = False) -> Axes:
-    """One pair of axes on a figure of its own."""
+    """Make one pair of axes on a figure of its own."""
     need_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -181,7 +181,7 @@ def new_axes(size: tuple[float, float] = SIZE, *, dark: bool = False) -> Axes:
 
 
 def dress(ax: Axes, *, xlabel: str = "", ylabel: str = "", title: str = "") -> None:
-    """Labels, thin grid, and no box where nothing ends."""
+    """Give axes labels, a thin grid, and no box where nothing ends."""
     colours = look(ax)
     ax.set_facecolor(colours.ground)
     ax.set_xlabel(xlabel, color=colours.ink)
@@ -198,7 +198,7 @@ def dress(ax: Axes, *, xlabel: str = "", ylabel: str = "", title: str = "") -> N
 
 
 def bare(ax: Axes, *, title: str = "", half: float = 1.25) -> None:
-    """Axes for geometry: equal units, no frame, the square [−half, half]²."""
+    """Make axes fit for geometry: equal units, no frame, the square [−half, half]²."""
     colours = look(ax)
     ax.set_axis_off()
     ax.set_aspect("equal")
@@ -209,7 +209,7 @@ def bare(ax: Axes, *, title: str = "", half: float = 1.25) -> None:
 
 
 def degrees_axis(ax: Axes, which: str = "x", step: int = 45) -> None:
-    """Ticks every `step` degrees from 0 to 180 on an axis in radians."""
+    """Put ticks every `step` degrees from 0 to 180 on an axis in radians."""
     axis = ax.xaxis if which == "x" else ax.yaxis
     ticks = range(0, 181, step)
     axis.set_ticks([math.radians(tick) for tick in ticks], [f"{tick}°" for tick in ticks])
@@ -217,7 +217,7 @@ def degrees_axis(ax: Axes, which: str = "x", step: int = 45) -> None:
 
 
 def legend(ax: Axes, **options: Any) -> None:
-    """What has a label, each once, if anything has."""
+    """Draw a legend of what has a label, each once, if anything has."""
     handles, labels = ax.get_legend_handles_labels()
     named = dict(zip(labels, handles, strict=True))
     if named:
@@ -230,17 +230,17 @@ def legend(ax: Axes, **options: Any) -> None:
 
 
 def percent(share: float) -> str:
-    """A tick: 1 %, 0.1 %, 99.9 %."""
+    """Write a tick as 1 %, 0.1 %, 99.9 %."""
     return f"{100 * share:.6g} %"
 
 
 def degrees(angle: float) -> str:
-    """0.5 rad as 28.6°."""
+    """Write 0.5 rad as 28.6°."""
     return f"{math.degrees(angle):.1f}°"
 
 
 def recoloured(scope: str) -> str:
-    """CSS that shows in the dark colours what was drawn in the light ones, within what `scope` selects."""
+    """Return CSS that shows in the dark colours what was drawn in the light ones, within what `scope` selects."""
     rules = []
     for light, dark in zip(astuple(LIGHT), astuple(DARK), strict=True):
         for what in ("fill", "stroke"):

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hypermargin.common.arrays import Counts, Floats
 from hypermargin.evaluate import Curve, Verification, thin
-from hypermargin.evaluate.pairs import Counts, Floats
 from hypermargin.plots.style import DASHES, Display, dress, legend, look, percent
 
 if TYPE_CHECKING:
@@ -39,14 +39,14 @@ class RocDisplay(Display):
 
     @classmethod
     def of(cls, found: Verification, name: str = "") -> RocDisplay:
-        """From what `verification` or `from_scores` found; with their intervals, if they were asked for."""
+        """Make it from what `verification` or `from_scores` found; with their intervals, if they were asked for."""
         points = thin(found.curve, list(found.tar))
         known = found.intervals or {}
         whiskers = {f: (found.tar[f], *known[f]) for f in found.supported if f in known}
         return cls(found.curve.far[points], found.curve.tar[points], found.auc, found.impostor, whiskers, name)
 
     def draw(self, ax: Axes) -> None:
-        """As steps: between two operating points the TAR is that of the stricter one."""
+        """Draw steps: between two operating points the TAR is that of the stricter one."""
         from matplotlib.ticker import FuncFormatter
 
         least = 10.0 ** math.floor(math.log10(1 / self.impostors) + 1e-9)
@@ -93,14 +93,14 @@ class DetDisplay(Display):
 
     @classmethod
     def of(cls, found: Verification, name: str = "") -> DetDisplay:
-        """From what `verification` or `from_scores` found; with their intervals, if they were asked for."""
+        """Make it from what `verification` or `from_scores` found; with their intervals, if they were asked for."""
         points = thin(found.curve, list(found.tar))
         known = found.intervals or {}
         band = {f: (1 - found.tar[f], 1 - known[f][1], 1 - known[f][0]) for f in found.supported if f in known}
         return cls(found.curve.far[points], 1 - found.curve.tar[points], found.eer, name, band)
 
     def draw(self, ax: Axes) -> None:
-        """With a mark at equal errors; where one error is 0 the line leaves the picture."""
+        """Draw the curve with a mark at equal errors; where one error is 0 the line leaves the picture."""
         seen = (self.far < WORST) & (self.frr < WORST)
         errors = np.concatenate((self.far[seen], self.frr[seen], [self.eer, 0.01]))
         least = 0.7 * float(errors[errors > 0].min())
@@ -138,7 +138,7 @@ class DetDisplay(Display):
 class ScoresDisplay(Display):
     """How the scores of genuine and of impostor pairs lie, each kind as shares of its own pairs.
 
-    edges              of the bins
+    edges              those of the bins
     genuine, impostor  pairs in each bin
     thresholds         scores to draw, by what they were chosen for
     """
@@ -158,13 +158,13 @@ class ScoresDisplay(Display):
         bins: int | None = None,
         unit: str = "cosine",
     ) -> ScoresDisplay:
-        """From a curve; as many bins as the rarer kind of pair can fill, if not given."""
+        """Make it from a curve; as many bins as the rarer kind of pair can fill, if not given."""
         rare = min(curve.genuines, curve.impostors)
         wanted = bins or min(100, max(15, round(2 * rare ** (1 / 3))))
         return cls(*curve.histogram(wanted), thresholds or {}, unit)
 
     def draw(self, ax: Axes) -> None:
-        """Filled steps; thresholds as lines, explained below the picture so that they never cover it."""
+        """Draw filled steps; thresholds as lines, explained below the picture so that they never cover it."""
         from matplotlib.ticker import FuncFormatter
 
         for counts, name, colour in (
@@ -194,7 +194,7 @@ def _labelled(name: str, what: str, share: float) -> str:
 
 
 def _by_far(intervals: Mapping[float, tuple[float, float, float]]) -> tuple[Floats, Floats, Floats, Floats]:
-    """(FAR, value, low, high), FAR rising."""
+    """Return (FAR, value, low, high), FAR rising."""
     f = np.array(sorted(intervals))
     value, low, high = np.array([intervals[far] for far in f.tolist()]).T
     return f, value, low, high

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hypermargin.evaluate.pairs import Floats, Values, to_numpy
+from hypermargin.common.arrays import Floats, Values, to_numpy
 from hypermargin.family import FAMILY
 from hypermargin.plots.style import DASHES, Display, dress, legend, look
 
@@ -43,7 +43,7 @@ class WeightsDisplay(Display):
         unit: Mapping[str, bool] | None = None,
         title: str = "Lengths of the class weights",
     ) -> WeightsDisplay:
-        """From weights (C, d) by head; `counts` (C,) puts the classes over their number of samples.
+        """Make it from weights (C, d) by head; `counts` (C,) puts the classes over their number of samples.
 
         `unit` says of heads that are not of the family whether they make their weights unit.
         """
@@ -60,19 +60,19 @@ class WeightsDisplay(Display):
         for name, length in lengths.items():
             if number is not None and number.shape != length.shape:
                 raise ValueError(
-                    f"counts must have shape {length.shape}, one a class of {name}; got {number.shape}."
+                    f"counts must have shape {length.shape}, one per class of {name}; got {number.shape}."
                 )
         return cls(lengths, {name: bool(known.get(name)) for name in lengths}, number, title)
 
     def words(self, name: str) -> str:
-        """l-softmax: mean 1.83, spread 0.21; the spread is the standard deviation."""
+        """Say, for each head, l-softmax: mean 1.83, spread 0.21; the spread is the standard deviation."""
         if self.unit[name]:
             return f"{name}: all 1, since it makes its weights unit"
         length = self.lengths[name]
         return f"{name}: mean {length.mean():.3g}, spread {length.std():.2g}"
 
     def draw(self, ax: Axes) -> None:
-        """Longest first, or over the number of samples."""
+        """Draw the lengths, longest first, or over the number of samples."""
         from matplotlib.ticker import MaxNLocator
 
         colours = look(ax).cycle

@@ -16,8 +16,8 @@ from hypermargin.data import Data, open_data
 from hypermargin.family import FAMILY, create_head
 from hypermargin.head import MarginHead
 from hypermargin.margins import number_fields
-from hypermargin.parallel.partial_fc import PartialFC
 from hypermargin.parallel import Shard, Sharded
+from hypermargin.parallel.partial_fc import PartialFC
 from hypermargin.schedule import Alternation, LambdaAnnealing, MarginWarmup, Schedule
 from hypermargin.training.config import Config
 from hypermargin.training.optim import rate

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from hypermargin import checks
+from hypermargin.common.arrays import Truth
 from hypermargin.common.environment import cores
 from hypermargin.common.text import Say
 from hypermargin.data import Data, Feed, Pairs, Split, at_most, decode_once, open_pairs
 from hypermargin.data.base import Rows
 from hypermargin.evaluate import Geometry, Thresholds, geometry, verification
 from hypermargin.evaluate.identification import identification
-from hypermargin.evaluate.pairs import Truth
 from hypermargin.head import MarginHead
 from hypermargin.margins import Margin, number_fields
 from hypermargin.training.build import read_data

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from hypermargin import checks
 from hypermargin.head import MarginHead
-from hypermargin.optim import SampledSGD
 from hypermargin.layout import Layout
+from hypermargin.optim import SampledSGD
 
 RATES = ("constant", "cosine", "polynomial", "step")
 OPTIMIZERS = ("adamw", "sgd")

@@ -30,9 +30,10 @@ import torch
 from torch import Tensor, nn
 
 from hypermargin import checks
+from hypermargin.common.arrays import Array
 from hypermargin.common.environment import versions
 from hypermargin.common.tensor_files import read_npz
-from hypermargin.data import Array, Data, Scaling, Split
+from hypermargin.data import Data, Scaling, Split
 from hypermargin.files import replacing
 from hypermargin.head import MarginHead
 from hypermargin.training import checkpoint

@@ -33,7 +33,7 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inli
 
 
 def page(lang: str = "en") -> str:
-    """The whole HTML document; `lang` is the language it opens in, "en" or "zh"."""
+    """Return the whole HTML document; `lang` is the language it opens in, "en" or "zh"."""
     css, body, script = parts(lang)
     title = words()[lang]["title"]
     return f"""<!doctype html>
@@ -60,7 +60,7 @@ body {{ margin: 0; }}
 
 
 def parts(lang: str = "en") -> tuple[str, str, str]:
-    """CSS, body and script. The script runs once, after the body, on the first `.hm-explorer` of the document."""
+    """Return CSS, body and script, which runs once, after the body, on the first `.hm-explorer` of the document."""
     checks.one_of("lang", lang, list(words()))
     # "</" would end the script element that this is written into.
     data = json.dumps({"lang": lang, "words": words(), "heads": heads()}, ensure_ascii=False).replace("</", "<\\/")
@@ -70,18 +70,18 @@ def parts(lang: str = "en") -> tuple[str, str, str]:
 
 
 def write(path: str | os.PathLike[str], lang: str = "en") -> None:
-    """`page` as a file."""
+    """Write `page` as a file."""
     write_text(Path(path), page(lang))
 
 
 def words() -> dict[str, dict[str, str]]:
-    """Every word on the page, by language and key."""
+    """Return every word on the page, by language and key."""
     found: dict[str, dict[str, str]] = json.loads(_asset("words.json"))
     return found
 
 
 def heads() -> list[dict[str, Any]]:
-    """The family as settings of the sliders: m1, m2, m3, λ where its schedule ends, s, and which sides are unit.
+    """Return the family as settings of sliders: m1, m2, m3, λ where its schedule ends, s, and unit sides.
 
     A head whose ψ is not g(m1·θ + m2) − m3 has no such setting and is left out.
     """
@@ -106,7 +106,7 @@ def heads() -> list[dict[str, Any]]:
 
 
 def _numbers(margin: Margin) -> tuple[float, float, float] | None:
-    """(m1, m2, m3) of a margin g(m1·θ + m2) − m3; None for one that is not of this form."""
+    """Return (m1, m2, m3) of a margin g(m1·θ + m2) − m3; None for one that is not of this form."""
     match margin:
         case NoMargin():
             return 1.0, 0.0, 0.0
@@ -122,8 +122,8 @@ def _numbers(margin: Margin) -> tuple[float, float, float] | None:
 
 
 def colours(root: str) -> str:
-    """The pictures' colours as CSS variables of an element: light, dark by the reader's preference, and as its
-    data-theme says.
+    """Return the pictures' colours as CSS variables of an element: light, dark by the reader's preference, and as
+    its data-theme says.
     """
 
     def rules(colours: Look, scheme: str) -> str:
