@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 
 from hypermargin.advise import band_width
-from hypermargin.evaluate.pairs import Floats
+from hypermargin.common.arrays import Floats
 from hypermargin.margins import Margin
 from hypermargin.plots.boundary import in_radians
 from hypermargin.plots.catalogue import MARGINS, label, picture, read_margins

@@ -11,7 +11,7 @@ import numpy as np
 
 from hypermargin import checks
 from hypermargin.advise import band_width
-from hypermargin.evaluate.pairs import Floats
+from hypermargin.common.arrays import Floats
 from hypermargin.margins import Margin, SphereFace
 from hypermargin.plots.catalogue import MARGINS, USUAL, label, picture, read_margins
 from hypermargin.plots.keyed import Keyed
