@@ -1,4 +1,4 @@
-"""What the ranks of tests/parallel/test_sharded.py do: every case compares a sharded head with the plain one, in float64."""
+"""What the ranks of tests/parallel/test_sharded.py do: a sharded head against the plain one, in float64."""
 
 from __future__ import annotations
 
@@ -622,7 +622,7 @@ def on_device(rank, world, device):
 
 
 def start(rank, folder, world):
-    torch.set_num_threads(1)
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder}/meet",

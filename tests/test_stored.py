@@ -37,7 +37,7 @@ EXACT = {"rtol": 64 * 2**-52, "atol": 64 * 2**-46}
 NARROW = {"rtol": 8 * 2**-23, "atol": 8 * 2**-23}
 # Of a float32 network of two layers, whose sums have up to 36 terms: 36 roundings a layer.
 EMBEDDED = {"rtol": 0, "atol": 72 * 2**-23}
-# Four steps of float32 by other kernels. A gradient's sums have up to 36 terms, so 36 roundings of its largest term,
+# Four steps of float32 by other kernels. A gradient's sums have up to 36 terms, so 36 roundings of its largest,
 # which is below 1 here (a step is at most clip·lr = 5·0.05); each of the four steps adds its own.
 TRAINED = {"rtol": 0, "atol": 4 * 36 * 2**-23}
 

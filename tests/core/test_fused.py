@@ -1,7 +1,8 @@
 """The fused backend's kernels, in Triton's interpreter where there is no GPU: every logic, at small ragged sizes.
 
-Run on a GPU (`pytest -m gpu tests/core/test_fused.py`, or `python tests/core/test_fused.py` without pytest) the same laws
-hold for the compiled kernels. The interpreter's bfloat16 products are wrong, so those are tested on the GPU only.
+Run on a GPU (`pytest -m gpu tests/core/test_fused.py`, or `python tests/core/test_fused.py` without pytest) the
+same laws hold for the compiled kernels. The interpreter's bfloat16 products are wrong, so those are tested on the
+GPU only.
 """
 
 import copy

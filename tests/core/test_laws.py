@@ -225,7 +225,7 @@ def test_margins_by_row_and_by_class(margin, backend, seed):
     close(losses(x, W, y, margin, scale=scale, backend=backend), torch.cat(apart))
 
 
-# The second derivatives of a margin at other settings are slow; the first are the oracle's, tests/core/test_exact.py.
+# The second derivatives of a margin at other settings are slow; the first are the oracle's, in test_exact.py.
 GRADCHECKS = [
     pytest.param(margin, how, marks=[pytest.mark.slow] if how == "exact" and k >= len(margins.names()) else [])
     for how in ("exact", "straight")
