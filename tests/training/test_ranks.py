@@ -111,13 +111,10 @@ def test_killed(alone, tmp_path):
     """kill -9 of one rank: the others say so soon, and two go on from the last checkpoint to the same end."""
     settings = RUNS["arcface adamw averaged"]
     folder = tmp_path / "run"
-    started = time.monotonic()
     said = in_ranks(3, settings, folder, kill=(1, folder / "checkpoints" / "step-00000004"), timeout=20)
-    took = time.monotonic() - started
     assert said[1] is None
     for rank in (0, 2):
         assert re.match(rf"LostRankError: rank {rank} of 3 lost the others: one of them ended", said[rank]), said
-    assert took < 60
     before = checkpoint.load_last(folder / "checkpoints", print).step
     assert 4 <= before < final(alone(settings))[0].step
     in_ranks(2, settings, folder, True)
