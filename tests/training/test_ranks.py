@@ -253,7 +253,7 @@ def compare_batch_norm():
     return "same"
 
 
-def test_the_command_under_torchrun(tmp_path):
+def test_the_command_under_torchrun(tmp_path, run):
     """As a user starts it: two processes, then one; what comes of it is a run as any other."""
     rng = np.random.default_rng(0)
     labels = np.arange(60) % 6
@@ -267,9 +267,9 @@ def test_the_command_under_torchrun(tmp_path):
     assert first.returncode == 0, first.stderr
     assert first.stdout.count("test: ") == 1  # one speaks for all
     assert "shard_classes = true" in (tmp_path / "run" / "config.toml").read_text()
-    again = command([sys.executable, "-m", *common, "--resume"])
-    assert again.returncode == 0, again.stderr
-    assert again.stdout == first.stdout
+    code, out, err = run(*common[1:], "--resume")
+    assert code == 0, err
+    assert out == first.stdout
     assert hm.load(tmp_path / "run").predict_proba(np.zeros((3, 8), np.float32)).shape == (3, 6)
 
 
