@@ -10,10 +10,10 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
 
 .DEFAULT_GOAL := demo
-.PHONY: help install demo test test-slow check format docs gallery clean
+.PHONY: help install demo test test-core test-slow test-machines check format docs gallery clean
 
 help:           ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 install: $(READY)  ## set up .venv with everything the tests and the demo need
 
@@ -36,6 +36,26 @@ demo: $(RUNS)  ## compare three heads on generated characters; writes a report t
 
 test: $(READY)  ## the tests
 	@$(BIN)/python -m pytest -n 2 --dist loadfile -rs
+
+# Without the kernels in Triton's interpreter, which take as long as all the rest: `pytest tests/core/test_fused.py`.
+test-core: $(READY)  ## the loss alone: margins, rules, backends, sharding, files of old versions; under a minute
+	@$(BIN)/python -m pytest -n 2 --dist loadfile tests/core tests/parallel tests/test_stored.py \
+		--ignore tests/core/test_fused.py
+
+# The processor, as far as an environment can change it: each line is run with other kernels, and other threads.
+MACHINES := \
+	ATEN_CPU_CAPABILITY=default|MKL_CBWR=COMPATIBLE|ONEDNN_MAX_CPU_ISA=SSE41|OPENBLAS_CORETYPE=Nehalem|OMP_NUM_THREADS=1 \
+	ATEN_CPU_CAPABILITY=avx2|MKL_CBWR=AVX2|ONEDNN_MAX_CPU_ISA=AVX2|OPENBLAS_CORETYPE=Haswell|OMP_NUM_THREADS=2 \
+	OMP_NUM_THREADS=3
+# Where numbers are computed; not the pages and pictures, nor the kernels in Triton's interpreter, which are numpy's.
+NUMBERS := $(addprefix tests/,core parallel heads training evaluate estimator deploy advise data test_stored.py) \
+	--ignore tests/core/test_fused.py
+
+test-machines: $(READY)  ## the tests of numbers as other processors would run them; three times as long
+	@failed=; for machine in $(foreach each,$(MACHINES),'$(each)'); do \
+		echo "== $$machine"; \
+		env $$(echo "$$machine" | tr '|' ' ') $(BIN)/python -m pytest -n 2 --dist loadfile $(NUMBERS) || failed=1; \
+	done; test -z "$$failed"
 
 test-slow: $(READY)  ## the slow tests too (inductor)
 	@$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not gpu'

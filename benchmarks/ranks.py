@@ -33,7 +33,7 @@ from benchmarks.record import Say, store, surroundings
 from hypermargin import MarginHead, PartialFC, SampledSGD, Shard, checks
 from hypermargin.margins import ArcFace
 from hypermargin.parallel import traffic
-from hypermargin.parallel.shard import Part
+from hypermargin.parallel import Sharded
 
 RATE, MOMENTUM = 0.01, 0.9  # small steps: the numbers stay what they are at the start
 
@@ -86,7 +86,7 @@ class Worker:
         shard = Shard() if self.world else None
         head = MarginHead(self.p.dim, classes, ArcFace(M), shard=shard, **self.options)
         if shard is None:  # the same first weights as with any number of ranks
-            Part(classes, 0, classes).first_weights(head.weight, self.p.dim**-0.5)
+            Sharded(classes).first_weights(head.weight, self.p.dim**-0.5)
         kind: Any = torch.optim.SGD if self.options["sample"] is None else SampledSGD
         return head, kind(head.parameters(), lr=RATE, momentum=MOMENTUM)
 

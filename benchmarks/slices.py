@@ -23,8 +23,7 @@ from benchmarks.record import Say, environment, in_words, store
 from hypermargin import FusedSGD, MarginHead, PartialFC, SampledSGD, Shard
 from hypermargin.backends.fused import Triton, why_not
 from hypermargin.margins import ArcFace
-from hypermargin.parallel.partial_fc import Sampling, draw
-from hypermargin.parallel.shard import Part
+from hypermargin.parallel.partial_fc import draw
 
 DIM, RATE = 512, 0.1
 SETTINGS: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4}
@@ -86,7 +85,7 @@ def measure(rows: int, classes: int, memory: int, optimizer: str, rounds: int) -
     found |= {"compute": statistics.median(computing), "step": statistics.median(stepping)}
     found["peak"] = torch.cuda.max_memory_allocated()
     if sample is not None:
-        found["draw"] = _drawing(Sampling(sample, torch.zeros((), dtype=torch.int64, device="cuda")), head.part, y)
+        found["draw"] = _drawing(sample, classes, y)
     return found
 
 
@@ -112,12 +111,12 @@ def one_rank(rows: int, classes: int, rounds: int) -> dict[str, Any]:
     return {"rows": rows, "classes": classes, **{name: statistics.median(s) for name, s in seconds.items()}}
 
 
-def _drawing(sampling: Sampling, part: Part, labels: torch.Tensor) -> float:
+def _drawing(sample: PartialFC, classes: int, labels: torch.Tensor) -> float:
     """Seconds to choose the classes of a step."""
-    seconds = []
+    seconds, step = [], torch.zeros((), dtype=torch.int64, device="cuda")
     for _ in range(5):
         start = _now()
-        draw(sampling, part, labels)
+        draw(sample, step, range(classes), classes, labels)
         seconds.append(_now() - start)
     return statistics.median(seconds)
 

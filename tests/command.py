@@ -1,9 +1,14 @@
-"""The command line as a user runs it."""
+"""The command line: in a fresh process as a user runs it, or in this one, which saves two seconds of imports."""
 
+import contextlib
+import io
 import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
+
+from hypermargin import cli
 
 
 def shell(*arguments, script=False, **environment):
@@ -23,3 +28,18 @@ def shell(*arguments, script=False, **environment):
         env={**os.environ, **environment},
     )
     return done.returncode, done.stdout, done.stderr
+
+
+def here(*arguments):
+    """The same in this process, for fixtures of any scope; a test takes the fixture `run`."""
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        mock.patch.object(sys, "argv", ["hypermargin", *map(str, arguments)]),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        try:
+            cli.main()
+        except SystemExit as end:
+            return end.code or 0, out.getvalue(), err.getvalue()
+    raise AssertionError("the command did not end with an exit code")

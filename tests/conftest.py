@@ -5,6 +5,7 @@ if not os.path.exists("/dev/nvidiactl"):
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton
 os.environ.setdefault("SCIPY_ARRAY_API", "1")  # else scikit-learn skips one of its checks of estimators
 # The tests run two at a time, so that a second thread only waits: for OpenBLAS here, and for every process started.
+# `make test-machines` sets it to other numbers.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
@@ -21,7 +22,7 @@ settings.register_profile(
     "repeatable", derandomize=True, deadline=None, max_examples=12, suppress_health_check=list(HealthCheck)
 )
 settings.load_profile("repeatable")
-torch.set_num_threads(1)
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 # Every registered margin at its defaults, plus the settings in which it behaves differently.

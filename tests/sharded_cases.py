@@ -1,4 +1,4 @@
-"""What the ranks of tests/parallel/test_sharded.py do: every case compares a sharded head with the plain one, in float64."""
+"""What the ranks of tests/parallel/test_sharded.py do: a sharded head against the plain one, in float64."""
 
 from __future__ import annotations
 
@@ -102,9 +102,9 @@ def compare_gradients(ranks, one, many, x_one, x_many, own, factor):
     close(grad(many.weight), grad(one.weight)[mine], "dW")
     if one.bias is not None:
         close(grad(many.bias), grad(one.bias)[mine], "db")
-    if one.learn_scale:
+    if one.settings.learn_scale:
         close(grad(many.scale), grad(one.scale), "ds")
-    if one.learn_margin:
+    if one.settings.learn_margin:
         by_class = one.m.dim() > torch.tensor(one.margin.m).dim()
         close(grad(many.m), grad(one.m)[mine] if by_class else grad(one.m), "dm")
 
@@ -133,7 +133,7 @@ def agree(ranks, margin, classes=7, sizes=(3, 2, 4, 1), average=True, mix=None, 
             number = float(torch.tensor(0.9 / (ranks.rank + 1)))
             own_mix = both[0][own], torch.tensor(number) if ranks.rank == 1 else number
         a, b = one(x_one, y, mix=both), many(x_many, y[own], mix=own_mix)
-        if one.reduction == "none":
+        if one.settings.reduction == "none":
             close(b, a[own], "loss")
             a, b = (a * torch.arange(1, len(y) + 1)).sum(), (b * torch.arange(own.start + 1, own.stop + 1)).sum()
         else:
@@ -265,12 +265,12 @@ def a_fixed_scale_is_read_anew(ranks):
 def scale_and_m_by_row(ranks):
     sizes, x, y = problem(ranks, 7, (3, 0, 4, 1))
     own, mine = ranks.rows(sizes), ranks.classes(7)
-    W, part = numbers(7, D, seed=5), hm.Shard(ranks.group, average=False).part(7)
+    W, layout = numbers(7, D, seed=5), hm.Shard(ranks.group, average=False).layout(7)
     s, m = 4 + numbers(len(y), seed=6).abs(), 0.2 + 0.1 * numbers(len(y), 1, seed=7).abs()
     leaves = [t.clone().requires_grad_() for t in (x, W, s, m)]
     a = hm.margin_softmax(leaves[0], leaves[1], y, ArcFace(), scale=leaves[2], m=leaves[3])
     cut = [t.clone().requires_grad_() for t in (x[own], W[mine], s[own], m[own])]
-    b = hm.margin_softmax(cut[0], cut[1], y[own], ArcFace(), scale=cut[2], m=cut[3], part=part)
+    b = hm.margin_softmax(cut[0], cut[1], y[own], ArcFace(), scale=cut[2], m=cut[3], layout=layout)
     close(b, a, "loss")
     for name, right, ours, where in zip(
         ("dX", "dW", "ds", "dm"), torch.autograd.grad(a, leaves), torch.autograd.grad(b, cut),
@@ -358,12 +358,12 @@ def half_precision(ranks):
 @case(*EVERY)
 def first_weights_do_not_depend_on_the_ranks(ranks):
     for classes in (3, 2500):
-        alone = hm.parallel.shard.Part(classes, 0, classes)
+        alone = hm.parallel.Sharded(classes)
         whole = torch.empty(classes, D)
         alone.first_weights(whole, D**-0.5)
-        head = hm.MarginHead(D, classes, ArcFace(), shard=hm.Shard(ranks.group))
+        head = hm.MarginHead(D, classes, ArcFace(), scale=8.0, shard=hm.Shard(ranks.group))
         assert torch.equal(head.weight.data, whole[ranks.classes(classes)])
-        other = hm.MarginHead(D, classes, ArcFace(), shard=hm.Shard(ranks.group, seed=1))
+        other = hm.MarginHead(D, classes, ArcFace(), scale=8.0, shard=hm.Shard(ranks.group, seed=1))
         assert not other.weight.numel() or not torch.equal(head.weight, other.weight)
     assert abs(float(whole.norm(dim=1).square().mean()) - 1) < 0.1
     assert len(whole.unique(dim=0)) == classes
@@ -378,18 +378,18 @@ def saved_and_loaded(ranks):
     state = torch.load(file, weights_only=True)
     mine = ranks.classes(7)
     assert state["classes_held"].tolist() == [mine.start, mine.stop, 7, ranks.rank, ranks.world]
-    again = hm.MarginHead(D, 7, ArcFace(), bias=True, dtype=torch.float64, shard=hm.Shard(ranks.group))
+    again = hm.MarginHead(D, 7, ArcFace(), scale=8.0, bias=True, dtype=torch.float64, shard=hm.Shard(ranks.group))
     again.load_state_dict(state)
     assert torch.equal(again.weight, many.weight)
     twin = copy.deepcopy(many)
-    assert twin.part == many.part
-    empty = hm.MarginHead(D, 7, ArcFace(), scale=8.0, device="meta", shard=many.shard, sample=hm.PartialFC(0.1))
+    assert twin.layout.numbers == many.layout.numbers
+    empty = hm.MarginHead(D, 7, ArcFace(), scale=8.0, device="meta", shard=many.settings.shard, sample=hm.PartialFC(0.1))
     assert "scale=8" in repr(empty)
     empty.to_empty(device="cpu").reset_parameters()
     whole = torch.empty(7, D)
-    hm.parallel.shard.Part(7, 0, 7).first_weights(whole, D**-0.5)
+    hm.parallel.Sharded(7).first_weights(whole, D**-0.5)
     assert torch.equal(empty.weight, whole[mine])
-    assert (empty.scale, empty.sampled_steps, tuple(empty.classes_held)) == (8, 0, many.part.numbers)
+    assert (empty.scale, empty.sampled_steps, tuple(empty.classes_held)) == (8, 0, many.layout.numbers)
     state["classes_held"][0] += 1
     says(lambda: again.load_state_dict(state), ValueError, f"rank {ranks.rank} of {ranks.world}")
     assert f"classes {mine.start}:{mine.stop}" in repr(many)
@@ -622,7 +622,7 @@ def on_device(rank, world, device):
 
 
 def start(rank, folder, world):
-    torch.set_num_threads(1)
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder}/meet",

@@ -58,7 +58,7 @@ def ranks(world, module, name, *arguments, timeout=60, wait=90, kill=None):
 
 
 def _work(rank, world, folder, timeout, queue, module, name, arguments):
-    torch.set_num_threads(1)
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     try:
         method = f"file://{folder}/store"
         dist.init_process_group(

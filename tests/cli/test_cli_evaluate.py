@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from command import shell
+from command import here
 from PIL import Image
 from sklearn.metrics import roc_auc_score
 
@@ -55,10 +55,8 @@ def place(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def evaluated(place):
-    """The command on the run, with pairs, as a process."""
-    code, out, err = shell(
-        "evaluate", place / "run", "--pairs", place / "pairs.txt", "--images", place / "lfw", OMP_NUM_THREADS="1"
-    )
+    """The command on the run, with pairs."""
+    code, out, err = here("evaluate", place / "run", "--pairs", place / "pairs.txt", "--images", place / "lfw")
     assert code == 0, err
     return out, json.loads((place / "run" / "evaluation" / "evaluation.json").read_text())
 
@@ -287,14 +285,12 @@ def test_changed_data_are_refused(place, tmp_path):
 # Files
 
 
-def test_two_npy_files_as_a_process(tmp_path):
+def test_two_npy_files(run, tmp_path):
     x, y = arrays()
     np.save(tmp_path / "embeddings.npy", x)
     np.save(tmp_path / "labels.npy", np.array([f"name {k}" for k in y]))
     out_folder = tmp_path / "deep" / "out"
-    code, out, err = shell(
-        "evaluate", tmp_path / "embeddings.npy", tmp_path / "labels.npy", "--out", out_folder, OMP_NUM_THREADS="1"
-    )
+    code, out, err = run("evaluate", tmp_path / "embeddings.npy", tmp_path / "labels.npy", "--out", out_folder)
     assert (code, err) == (0, "")
     assert {path.name for path in out_folder.iterdir()} == FILES
     assert all(is_png(out_folder / name) for name in PICTURES)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 import typer
-from command import shell
 from pytorch_metric_learning import losses
 
 from hypermargin import create_head, heads
@@ -52,10 +51,8 @@ def snapshot(folder):
     return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-def test_as_a_process(run, place):
-    code, out, err = shell(
-        "head", "resize", place / "rows.npy", "--remove", "2,4-5", "-o", place / "less.npy", script=True
-    )
+def test_classes_are_removed_and_no_file_is_overwritten(run, place):
+    code, out, err = run("head", "resize", place / "rows.npy", "--remove", "2,4-5", "-o", place / "less.npy")
     assert (code, err) == (0, "")
     assert lines(out) == ["classes 9 to 6", f"written {place}/less.npy (npy): weight 6×4 float32"]
     assert np.array_equal(np.load(place / "less.npy"), np.load(place / "rows.npy")[[0, 1, 3, 6, 7, 8]])

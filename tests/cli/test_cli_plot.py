@@ -3,7 +3,6 @@
 import inspect
 
 import pytest
-from command import shell
 from PIL import Image
 
 from hypermargin import plots
@@ -40,9 +39,9 @@ def test_flags_reach_the_picture(run, tmp_path):
     assert (tmp_path / "width.svg").read_text(encoding="utf-8") == plots.make("width").svg(dark=True)
 
 
-def test_the_explorer_as_a_process(tmp_path):
+def test_the_explorer_is_its_page(run, tmp_path):
     out = tmp_path / "explorer.html"
-    assert shell("plot", "explorer", "--out", out)[0] == 0
+    assert run("plot", "explorer", "--out", out)[0] == 0
     assert out.read_text(encoding="utf-8") == explorer.page()
 
 

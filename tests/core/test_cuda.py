@@ -1,6 +1,6 @@
 """On a GPU: the same numbers, no synchronisation in the step, torch.compile, reduced operands within their bounds.
 
-Needs torch alone: `pytest -m gpu tests/core/test_cuda.py`, or `python tests/core/test_cuda.py` where there is no pytest.
+Needs torch alone: `pytest -m gpu tests/core/test_cuda.py`, or `python tests/core/test_cuda.py` without pytest.
 """
 
 import functools

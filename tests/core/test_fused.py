@@ -1,7 +1,8 @@
 """The fused backend's kernels, in Triton's interpreter where there is no GPU: every logic, at small ragged sizes.
 
-Run on a GPU (`pytest -m gpu tests/core/test_fused.py`, or `python tests/core/test_fused.py` without pytest) the same laws
-hold for the compiled kernels. The interpreter's bfloat16 products are wrong, so those are tested on the GPU only.
+Run on a GPU (`pytest -m gpu tests/core/test_fused.py`, or `python tests/core/test_fused.py` without pytest) the
+same laws hold for the compiled kernels. The interpreter's bfloat16 products are wrong, so those are tested on the
+GPU only.
 """
 
 import copy
@@ -20,7 +21,7 @@ import torch
 
 import hypermargin as hm
 from hypermargin.backends import Chunked, Triton
-from hypermargin.backends.fused import fused_rivals, launch, plan, tiles, why_not
+from hypermargin.backends.fused import launch, plan, tiles, why_not
 from hypermargin.margins import ArcFace, CosFace, NoMargin, SphereFace
 from hypermargin.testing import check_backend
 
@@ -85,7 +86,7 @@ def relative(a, b):
 def test_the_battery():
     # 3 times and not 2: on the matrix units a float32 product is three of TF32.
     given = {"float64": False, "device": DEVICE, "float32_factor": 3.0}
-    check_backend(functools.partial(fused_rivals, settings=Triton()), **given)
+    check_backend(Triton(), **given)
 
 
 def test_what_is_kept_is_what_the_memory_allows():
@@ -196,17 +197,19 @@ def test_half_weights():
 
 def test_slices_of_the_classes_add_up():
     x, W, y = example(40, 600, 24)
-    whole = hm.backends.scores(x, W, y, unit_weight=True, rival_sum=True, hardest=True, backend="dense")
+
+    def found(backend, start=0, stop=600, **wanted):
+        local = y[:, None] - start
+        inside = (local >= 0) & (local < stop - start)
+        return backend(x, ClassTable(W[start:stop], True, None, local, inside), **wanted)
+
+    whole = found(Dense(), rival_sum=True, hardest=True)
     parts = []
-    for start in (0, 350):
-        part = W[start : start + 350]
-        options = {"unit_weight": True, "class_start": start, "total": 600, "rival_sum": True}
-        found = hm.backends.scores(x, part, y, **options, backend=Triton(memory=0, chunk=256))
-        top = hm.backends.scores(x, part, y, **options, hardest=True, backend=Triton()).hardest
-        parts.append(found._replace(hardest=top))
+    for start, stop in ((0, 350), (350, 600)):
+        sums = found(Triton(memory=0, chunk=256), start, stop, rival_sum=True)
+        parts.append(sums._replace(hardest=found(Triton(), start, stop, hardest=True).hardest))
     a, b = parts
     close = functools.partial(torch.testing.assert_close, rtol=1e-5, atol=1e-4)
-    close(a.target + b.target, whole.target)
     close(a.rival_sum + b.rival_sum, whole.rival_sum)
     close(torch.logaddexp(a.rivals, b.rivals), whole.rivals)
     close(torch.maximum(a.hardest, b.hardest), whole.hardest)
@@ -394,7 +397,7 @@ def test_more_numbers_than_32_bits_count():
             z[here.nonzero().squeeze(1), y[here] - start] = -torch.inf
             parts.append(z.logsumexp(1))
         R = torch.stack(parts).logsumexp(0)
-    found = hm.backends.scores(f.float(), W.detach(), y, unit_weight=True, backend=Triton(operands="bfloat16"))
+    found = Triton(operands="bfloat16")(f.float(), ClassTable(W.detach(), True, None, y[:, None]))
     assert (found.rivals - R).abs().max() < 1e-2
 
 
@@ -614,17 +617,19 @@ def test_the_choice_is_explained():
 
 def test_auto_takes_it_under_autocast_on_the_gpus_it_was_tested_on(monkeypatch):
     gpu, many = torch.device("cuda"), (1024, 10**6)
-    monkeypatch.setattr(hm.backends, "why_not", lambda device: "")
+    monkeypatch.setattr(fused, "why_not", lambda device: "")
     for tested, autocast in itertools.product((True, False), repeat=2):
-        monkeypatch.setattr(hm.backends, "is_tested_on", lambda device, tested=tested: tested)
+        monkeypatch.setattr(auto, "is_tested_on", lambda device, tested=tested: tested)
         monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind, autocast=autocast: autocast)
         monkeypatch.setattr(torch, "get_autocast_dtype", lambda kind: torch.bfloat16)
-        chosen, why = hm.backends.choose("auto", *many, gpu)
+        call = Call(*many, gpu)
+        chosen, why = auto.Auto().fitted(call), auto.Auto().explain(call)
         assert isinstance(chosen, Triton if tested and autocast else Chunked)
         assert ("Under autocast it would be triton" in why) == (tested and not autocast)
         assert chosen.operands == ("bfloat16" if autocast else None)
-        assert isinstance(hm.backends.choose("auto", *many, gpu, torch.float64)[0], Chunked)
-        assert isinstance(hm.backends.choose("auto", 64, 1000, gpu)[0], hm.backends.Dense)
+        assert isinstance(auto.Auto().fitted(Call(*many, gpu, torch.float64)), Chunked)
+        assert isinstance(auto.Auto().fitted(Call(64, 1000, gpu)), Dense)
+        assert isinstance(auto.Auto().fitted(Call(*many, gpu, rule=hm.rules.MVSoftmax())), Chunked)
 
 
 if __name__ == "__main__":  # where there is no pytest, what does not need it

@@ -12,8 +12,11 @@ from hypothesis import strategies as st
 
 import hypermargin as hm
 from hypermargin import margins
+from hypermargin.backends import Call, find_backend
+from hypermargin.layout import ClassTable
 from hypermargin.margins import ArcFace, Combined, CosFace, NoMargin, SphereFace
 from hypermargin.numerics import unit
+from hypermargin.rules import SOFTMAX, MVSoftmax
 
 seeds = st.integers(0, 10**6)
 sizes = st.tuples(st.integers(1, 7), st.integers(2, 9), st.integers(2, 6))  # N, C, d
@@ -225,7 +228,7 @@ def test_margins_by_row_and_by_class(margin, backend, seed):
     close(losses(x, W, y, margin, scale=scale, backend=backend), torch.cat(apart))
 
 
-# The second derivatives of a margin at other settings are slow; the first are the oracle's, tests/core/test_exact.py.
+# The second derivatives of a margin at other settings are slow; the first are the oracle's, in test_exact.py.
 GRADCHECKS = [
     pytest.param(margin, how, marks=[pytest.mark.slow] if how == "exact" and k >= len(margins.names()) else [])
     for how in ("exact", "straight")
@@ -384,17 +387,23 @@ def test_slices_of_the_classes_combine(backend, seed, cut):
     x, W, y = draw(seed, (6, 9, 4))
     b = torch.linspace(-1, 1, 9, dtype=x.dtype)
     labels = torch.stack((y, (y + 4) % 9), 1)
-    for unit_weight in (True, False):
-        opts = {"unit_weight": unit_weight, "rival_sum": True, "hardest": True, "backend": backend}
-        whole = hm.backends.scores(3 * x, W, labels, bias=b, **opts)
-        parts = [
-            hm.backends.scores(3 * x, W[:cut], labels, bias=b[:cut], class_start=0, total=9, **opts),
-            hm.backends.scores(3 * x, W[cut:], labels, bias=b[cut:], class_start=cut, total=9, **opts),
-        ]
-        for field in ("target", "angle", "norm", "rival_sum"):
-            close(sum(getattr(part, field) for part in parts), getattr(whole, field))
-        close(torch.logaddexp(parts[0].rivals, parts[1].rivals), whole.rivals)
-        close(torch.maximum(parts[0].hardest, parts[1].hardest), whole.hardest)
+    for unit_weight, rule in ((True, SOFTMAX), (False, SOFTMAX), (True, MVSoftmax()), (True, hm.rules.SphereFace2())):
+        at_rows = rule.at((3 * x).norm(dim=1, keepdim=True), torch.linspace(-0.4, 0.4, 6, dtype=x.dtype)[:, None])
+        call = find_backend(backend).fitted(Call(6, 9, x.device, x.dtype, 4, rule))
+
+        def found(start, stop, at_rows=at_rows, call=call, unit_weight=unit_weight):
+            local = labels - start
+            inside = (local >= 0) & (local < stop - start)
+            table = ClassTable(W[start:stop], unit_weight, b[start:stop], local, inside)
+            found = call(3 * x, table, at_rows, rival_sum=at_rows.rule.is_softmax, hardest=True)
+            return found._replace(rows=found.rows.masked_fill(~inside[..., None], 0.0))
+
+        whole, left, right = found(0, 9), found(0, cut), found(cut, 9)
+        close(left.rows + right.rows, whole.rows)
+        close(rule.aggregate.join(left.rivals, right.rivals), whole.rivals)
+        close(torch.maximum(left.hardest, right.hardest), whole.hardest)
+        if rule is SOFTMAX:
+            close(left.rival_sum + right.rival_sum, whole.rival_sum)
 
 
 @given(seeds, st.floats(0, 10))

@@ -11,7 +11,6 @@ import pickle
 import re
 import resource
 import struct
-import time
 import zipfile
 import zlib
 from pathlib import Path
@@ -342,7 +341,7 @@ def test_no_pickle_runs_anything(tmp_path):
     assert not sentinel.exists()
 
 
-def test_lies_about_size_cost_neither_memory_nor_time(tmp_path):
+def test_lies_about_size_cost_no_memory(tmp_path):
     big = 2**31 - 1
     idx = struct.pack(">HBB3I", 0, 0x0E, 3, 2**20, 2**10, 2**10) + bytes(100)
     head = repr({"descr": "<f8", "fortran_order": False, "shape": (2**27, 2)}).encode() + b"\n"
@@ -368,24 +367,24 @@ def test_lies_about_size_cost_neither_memory_nor_time(tmp_path):
         (read_records, struct.pack("<II", 0xCED7230A, 2**29 - 1) + record([1.0] * 3, b"x")),
         (read_records, struct.pack("<III", 0xCED7230A, 28, 2**32 - 1) + bytes(24)),
     ]  # fmt: skip
+    # Address space is taken before the lie is noticed; of the 2 GiB and more that each promises, a tenth would show
+    # in the pages that were touched. A high-water mark of other tests can only hide it, on no machine cause it.
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for k, (read, raw) in enumerate(cases):
-        start = time.process_time()
         path = write(tmp_path / f"{k}.rec", raw)
         with pytest.raises(DataError, match=re.escape(str(path))):
             read(path)
-        assert time.process_time() - start < 2
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    assert grown < 200 * 1024  # KiB
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 1024  # KiB
 
 
-def test_zeros_pack_well_and_stop_at_the_promised_size(tmp_path):
+def test_zeros_pack_well_and_stop_at_the_promised_size(tmp_path, monkeypatch):
     """A stream of zeros a thousand times its file is refused one byte after what its header promised."""
-    zeros = gzip.compress(struct.pack(">HBBI", 0, 8, 1, 10) + bytes(2**28), 9)
+    zeros = gzip.compress(struct.pack(">HBBI", 0, 8, 1, 10) + bytes(2**24), 9)
     path = write(tmp_path / "labels.gz", zeros)
-    start = time.process_time()
+    asked, read = [], gzip.GzipFile.read
+    monkeypatch.setattr(gzip.GzipFile, "read", lambda self, size=-1: asked.append(size) or read(self, size))
     with pytest.raises(DataError, match="it goes on after the 10 bytes"):
         read_idx_array(path)
-    assert time.process_time() - start < 0.5
+    assert sum(asked) == 8 + 10 + 1
     assert write_idx(tmp_path / "fine.gz", np.zeros(2**20, np.uint8)).stat().st_size < 2**13
     assert read_idx_array(tmp_path / "fine.gz").shape == (2**20,)

@@ -636,14 +636,11 @@ def test_verify_refuses(place, tmp_path):
 # The commands
 
 
-def test_verify_as_a_process(place):
+def test_verify_as_json(place, run):
     images = [place / "flat" / name for name in ("00.png", "00.png", "01.png")]
-    done = subprocess.run(
-        [sys.executable, "-m", "hypermargin.cli", "verify", place / "run", *images, "--json", "--threshold=0.9999"],
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, "")
-    found = json.loads(done.stdout)
+    code, out, err = run("verify", place / "run", *images, "--json", "--threshold=0.9999")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
     assert [match["same"] for match in found["matches"]] == [True, False]
     assert (found["threshold"], found["origin"]) == (0.9999, "given")
 

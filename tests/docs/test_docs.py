@@ -172,7 +172,7 @@ def test_named_tests_exist(path):
 def test_errata_and_their_tests_name_each_other():
     """Every erratum has a test, and every test of an erratum is named there."""
     text = (ROOT / "docs/errata.md").read_text(encoding="utf-8")
-    named = set(re.findall(r"tests/test_errata\.py::(\w+)", text))
+    named = set(re.findall(r"tests/core/test_errata\.py::(\w+)", text))
     assert named == {name for name in functions(ROOT / "tests/core/test_errata.py") if name.startswith("test_")}
     for section in re.split(r"^## ", text, flags=re.M)[1:]:
         assert "tests/core/test_errata.py::test_" in section, section.splitlines()[0]

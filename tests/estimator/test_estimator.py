@@ -1,8 +1,6 @@
 """MarginSoftmaxClassifier as users of scikit-learn know an estimator, and beside scikit-learn's own."""
 
 import pickle
-import subprocess
-import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 
@@ -576,11 +574,3 @@ def test_huge_features_are_fine_where_only_their_direction_counts():
     X, y = standardised(load_iris)
     small, huge = (MarginSoftmaxClassifier().fit(X * size, y) for size in (1.0, 1e200))
     np.testing.assert_allclose(huge.predict_proba(X * 1e200), small.predict_proba(X), atol=1e-6)
-
-
-def test_scikit_learn_is_imported_only_when_asked_for():
-    code = "import sys; sys.modules['sklearn'] = None; import hypermargin; print('fine'); "
-    code += "hypermargin.MarginSoftmaxClassifier"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout == "fine\n"
-    assert "needs scikit-learn, which is not installed. Run: pip install 'hypermargin[learn]'" in done.stderr

@@ -1,8 +1,5 @@
 """Pictures: what they draw are the curve's numbers, and what they write are pictures."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -195,26 +192,3 @@ def test_colours_differ_in_brightness_and_stand_out_from_the_ground(look):
     assert contrast(look.blue, look.red) > 1.2
     assert contrast(look.ink, look.ground) > 7
     assert all(contrast(colour, look.ground) > 2 for colour in look.cycle)
-
-
-def test_no_global_state_and_no_matplotlib_until_needed():
-    program = """
-import sys, numpy as np
-from hypermargin.evaluate import verification
-from hypermargin.plots import RocDisplay
-display = RocDisplay.of(verification(np.random.default_rng(0).normal(size=(8, 4)), np.arange(8) // 2))
-assert "matplotlib" not in sys.modules
-display.plot()
-assert "matplotlib.pyplot" not in sys.modules
-for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
-    del sys.modules[name]
-sys.modules["matplotlib"] = None
-try:
-    display.plot()
-except ModuleNotFoundError as error:
-    assert "pip install 'hypermargin[plot]'" in str(error), error
-else:
-    raise SystemExit("it drew without matplotlib")
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")

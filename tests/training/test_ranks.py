@@ -111,13 +111,10 @@ def test_killed(alone, tmp_path):
     """kill -9 of one rank: the others say so soon, and two go on from the last checkpoint to the same end."""
     settings = RUNS["arcface adamw averaged"]
     folder = tmp_path / "run"
-    started = time.monotonic()
     said = in_ranks(3, settings, folder, kill=(1, folder / "checkpoints" / "step-00000004"), timeout=20)
-    took = time.monotonic() - started
     assert said[1] is None
     for rank in (0, 2):
         assert re.match(rf"LostRankError: rank {rank} of 3 lost the others: one of them ended", said[rank]), said
-    assert took < 60
     before = checkpoint.load_last(folder / "checkpoints", print).step
     assert 4 <= before < final(alone(settings))[0].step
     in_ranks(2, settings, folder, True)
@@ -256,7 +253,7 @@ def compare_batch_norm():
     return "same"
 
 
-def test_the_command_under_torchrun(tmp_path):
+def test_the_command_under_torchrun(tmp_path, run):
     """As a user starts it: two processes, then one; what comes of it is a run as any other."""
     rng = np.random.default_rng(0)
     labels = np.arange(60) % 6
@@ -270,9 +267,9 @@ def test_the_command_under_torchrun(tmp_path):
     assert first.returncode == 0, first.stderr
     assert first.stdout.count("test: ") == 1  # one speaks for all
     assert "shard_classes = true" in (tmp_path / "run" / "config.toml").read_text()
-    again = command([sys.executable, "-m", *common, "--resume"])
-    assert again.returncode == 0, again.stderr
-    assert again.stdout == first.stdout
+    code, out, err = run(*common[1:], "--resume")
+    assert code == 0, err
+    assert out == first.stdout
     assert hm.load(tmp_path / "run").predict_proba(np.zeros((3, 8), np.float32)).shape == (3, 6)
 
 

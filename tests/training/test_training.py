@@ -85,11 +85,9 @@ def test_examples_of_the_help_name_real_flags():
     assert {name.replace("-", "_") for name in used} <= flags
 
 
-def test_every_setting_has_words_and_a_flag():
-    shown = subprocess.run(
-        [sys.executable, "-m", "hypermargin.cli", "train", "--help"],
-        capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "200"},
-    ).stdout  # fmt: skip
+def test_every_setting_has_words_and_a_flag(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    shown = run("train", "--help")[1]
     for field in fields(Config):
         assert field.metadata["help"]
         assert re.search(rf"--{field.name.replace('_', '-')}\b", shown), field.name
@@ -421,13 +419,6 @@ def test_start_from_another_run(tmp_path):
 # The command
 
 
-def command(*arguments, **environment):
-    return subprocess.run(
-        [sys.executable, "-m", "hypermargin.cli", "train", *map(str, arguments)],
-        capture_output=True, text=True, timeout=120, check=False, env={**os.environ, **environment},
-    )  # fmt: skip
-
-
 @pytest.fixture
 def here(monkeypatch, capsys):
     """The same in this process, which saves the start-up: exit code, stdout, stderr."""
@@ -456,12 +447,12 @@ ARGUMENTS = (
 
 
 def test_the_command_without_a_terminal(tmp_path, npz, here):
-    done = command("--data", npz, *ARGUMENTS, "--out", tmp_path / "run")
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"^test: loss \d\.\d+  acc [\d.]+%$", done.stdout, re.M)
-    assert f"run: {tmp_path / 'run'}" in done.stdout
-    assert "\x1b" not in done.stderr + done.stdout
-    assert re.search(r"epoch 1  step 5/\d+  loss .* acc .* own .*° .* rival .*° .* \|x\| .*/s .* left", done.stderr)
+    code, out, err = here("--data", npz, *ARGUMENTS, "--out", tmp_path / "run")
+    assert code == 0, err
+    assert re.search(r"^test: loss \d\.\d+  acc [\d.]+%$", out, re.M)
+    assert f"run: {tmp_path / 'run'}" in out
+    assert "\x1b" not in err + out
+    assert re.search(r"epoch 1  step 5/\d+  loss .* acc .* own .*° .* rival .*° .* \|x\| .*/s .* left", err)
     saved = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
     assert (saved["head"], saved["set"]["m"], saved["model_set"]) == ("cosface", 0.2, {"widths": [16]})
     assert list((tmp_path / "run" / "tensorboard").iterdir())
@@ -469,7 +460,7 @@ def test_the_command_without_a_terminal(tmp_path, npz, here):
     assert code == 1
     assert err.startswith("hypermargin: error: ")
     assert "Add --resume" in err
-    assert here("--data", npz, *ARGUMENTS, "--out", tmp_path / "run", "--resume")[:2] == (0, done.stdout)
+    assert here("--data", npz, *ARGUMENTS, "--out", tmp_path / "run", "--resume")[:2] == (0, out)
     code, _, err = here("--out", tmp_path / "run", "--resume", "--lr", 0.5)
     assert code == 2
     assert "with lr = 0.01; got 0.5" in err
