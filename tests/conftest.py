@@ -43,7 +43,9 @@ over_margins = pytest.mark.parametrize("margin", ALL_MARGINS, ids=str)
 over_all_variants = pytest.mark.parametrize("margin", ALL_MARGINS + PUBLISHED_VARIANTS, ids=str)
 # Blocks of three classes, so that the few classes of a test make several blocks and a ragged one.
 TESTED_BACKENDS = {"dense": "dense", "chunked": Chunked(chunk=3)}
-assert set(TESTED_BACKENDS) | {"auto", "triton"} == set(backend_names())  # which knows float32 only: tests/core/test_fused.py
+assert set(TESTED_BACKENDS) | {"auto", "triton"} == set(
+    backend_names()
+)  # which knows float32 only: tests/core/test_fused.py
 over_backends = pytest.mark.parametrize("backend", list(TESTED_BACKENDS.values()), ids=list(TESTED_BACKENDS))
 
 

@@ -59,6 +59,13 @@ def psi_and_slopes(margin, theta, m):
         sign = -1 if k % 2 else 1
         fall = -np.sin(u) if margin.beyond == "none" else -abs(np.sin(u))
         return sign * np.cos(u) - 2 * k - m[2], m[0] * fall, [theta * fall, fall, L(-1)]
+    if isinstance(margin, hm.SphereFace2):
+        half = (1 + cos) / 2
+        return 2 * half ** L(margin.t) - 1 - m[0], -L(margin.t) * half ** (L(margin.t) - 1) * sin, [L(-1)]
+    if isinstance(margin, hm.AdaFace):  # without a head, so of ordinary length: CosFace but for the ends
+        edge = L(1e-3)
+        inside = edge < theta < PI - edge
+        return np.cos(min(max(theta, edge), PI - edge)) - m[0], -sin if inside else L(0), [L(-1)]
     raise NotImplementedError(margin)
 
 

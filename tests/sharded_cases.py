@@ -23,6 +23,7 @@ from hypermargin.backends import Chunked
 from hypermargin.margins import ArcFace, Combined, CosFace, NoMargin, SphereFace
 from hypermargin.parallel import messages as collective
 from hypermargin.parallel.shard import class_range
+from hypermargin.scores import Scores
 
 EVERY = (1, 2, 3, 4)
 D = 5
@@ -68,6 +69,7 @@ def problem(ranks, classes, sizes=(3, 2, 4, 1), seed=1):
 def pair(ranks, margin, classes, average=True, **options):
     """The plain head and the sharded one, with the same numbers in them."""
     torch.manual_seed(3)
+    options.setdefault("scale", 1.0)
     one = hm.MarginHead(D, classes, margin, dtype=torch.float64, **copy.deepcopy(options)).double()
     if one.bias is not None:
         one.bias.data.normal_()
@@ -323,9 +325,7 @@ def logits_probabilities_and_scores(ranks):
         compare_gradients(ranks, one, many, x_one, x_many, own, ranks.world)
         close(many.predict_proba(x[own]), one.predict_proba(x)[own], "probabilities")
         y[0] = -100
-        for name, ours, right in zip(
-            hm.backends.Scores._fields, many.scores(x[own], y[own]), one.scores(x, y), strict=True
-        ):
+        for name, ours, right in zip(Scores._fields, many.scores(x[own], y[own]), one.scores(x, y), strict=True):
             if right is not None:
                 close(ours, right[own], name)
 
@@ -383,7 +383,9 @@ def saved_and_loaded(ranks):
     assert torch.equal(again.weight, many.weight)
     twin = copy.deepcopy(many)
     assert twin.layout.numbers == many.layout.numbers
-    empty = hm.MarginHead(D, 7, ArcFace(), scale=8.0, device="meta", shard=many.settings.shard, sample=hm.PartialFC(0.1))
+    empty = hm.MarginHead(
+        D, 7, ArcFace(), scale=8.0, device="meta", shard=many.settings.shard, sample=hm.PartialFC(0.1)
+    )
     assert "scale=8" in repr(empty)
     empty.to_empty(device="cpu").reset_parameters()
     whole = torch.empty(7, D)
@@ -429,14 +431,14 @@ def a_refused_batch_is_refused_by_all(ranks):
             (lambda: many(x.float() if last else x, y), "torch.float64 features", "torch.float32 features"),
             (lambda: many(x, y, mix=(y, 0.5) if last else None), "1 labels a row", "2 labels a row"),
             (lambda: many.logits(x) if last else many(x, y), "got loss (mean)", "; logits"),
-            (lambda: sampled.train(last)(x, y), "got loss (mean)", "; loss (mean, sampled)"),
+            (lambda: sampled.train(last)(x, y), "got loss (mean)", "; loss (mean), sampled"),
         ):
             says(call, ValueError, others, f"on ranks [{ranks.world - 1}]", *words)
         says(lambda: many.logits([1.0] if last else x), (ValueError, TypeError), who, "features must be a tensor")
-        part = many.part
+        layout, held = many.layout, many.layout.held(7)
         says(
-            lambda: hm.margin_softmax(x, numbers(7, D), y, ArcFace(), part=part), ValueError,
-            f"weight must have {part.count} rows, this rank's classes {part.start}:{part.stop} of 7; got (7, 5)",
+            lambda: hm.margin_softmax(x, numbers(7, D), y, ArcFace(), scale=8.0, layout=layout), ValueError,
+            f"weight must have {len(held)} rows, this rank's classes {held.start}:{held.stop} of 7; got (7, 5)",
         )  # fmt: skip
     assert int(many.schedules[0].step) == 0
     many(x, y.int() if last else y).backward()  # int32 and int64 labels may meet
@@ -572,7 +574,7 @@ def inside_ddp_is_refused(ranks):
         ({"shard": hm.Shard(ranks.group)}, ("a slice of the classes", "Wrap the network alone")),
         ({"sample": sample}, ("sparse gradients", "shard=Shard() as well")),
     ):
-        head = hm.MarginHead(D, 12, ArcFace(), **options, dtype=torch.float64)
+        head = hm.MarginHead(D, 12, ArcFace(), scale=8.0, **options, dtype=torch.float64)
         wrapped = DistributedDataParallel(WithHead(head), process_group=ranks.group)
         if ranks.world > 1 or "sample" in options:
             says(partial(wrapped, x, y), RuntimeError, *words)
@@ -657,7 +659,7 @@ def chosen(in_every_world):
 def lose_a_rank(rank, folder):
     """Rank 1 ends in mid-step, between forward and backward."""
     start(rank, folder, 2)
-    head = hm.MarginHead(4, 6, ArcFace(), shard=hm.Shard())
+    head = hm.MarginHead(4, 6, ArcFace(), scale=8.0, shard=hm.Shard())
     loss = head(torch.randn(2, 4, requires_grad=True), torch.tensor([0, 5]))
     if rank == 1:
         os._exit(9)

@@ -175,7 +175,7 @@ def loss_options(
 ) -> None:
     """Require what every loss needs to be told."""
     margin_object(margin)
-    if not hasattr(rule, "aggregate"):
+    if not hasattr(rule, "aggregate") or isinstance(rule, type):
         raise TypeError(f"rule must be a Rule such as rules.MVSoftmax(t=0.2); got {rule!r}.")
     one_of("gradient", gradient, ("exact", "straight"))
     one_of("reduction", reduction, ("mean", "sum", "none"))
@@ -186,9 +186,9 @@ def loss_options(
 
 def margin_object(margin: object) -> None:
     """Require a Margin; a number is what other libraries take, in degrees or in radians."""
-    if hasattr(margin, "psi"):
+    if hasattr(margin, "psi") and not isinstance(margin, type):
         return
-    hint = ""
+    hint = " Make one of it: add ()." if isinstance(margin, type) else ""
     if isinstance(margin, int | float) and not isinstance(margin, bool):
         m = math.radians(margin) if margin > math.pi else margin
         degrees = f"; {margin:g} degrees are {m:.4g}" if margin > math.pi else ""

@@ -175,7 +175,8 @@ class MarginHead(nn.Module):
             return
         if self.margin.m is None:
             raise ValueError("class_margins and learn_margin need a margin that has an m; NoMargin has none.")
-        low, high = (torch.tensor(bound, device="cpu") for bound in self.margin.bounds())
+        self._margin_bounds = self.margin.bounds()
+        low, high = (torch.tensor(bound, device="cpu") for bound in self._margin_bounds)
         if class_margins is None:
             value = torch.tensor(self.margin.m, device="cpu")
         else:
@@ -257,7 +258,7 @@ class MarginHead(nn.Module):
         """Return m as the loss uses it before any warm-up: a learned one stays in its domain. None: the margin's own."""
         if self.m is None or not self.settings.learn_margin:
             return self.m
-        return bounded(self.m, *self.margin.bounds())
+        return bounded(self.m, *self._margin_bounds)
 
     def current_adjustment(self) -> Adjustment:
         """Return what the schedules do to the margin now, as plain numbers: λ, strength, and the penalty on lengths."""

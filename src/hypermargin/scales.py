@@ -186,5 +186,6 @@ def needed_scale(
             f'cannot fall. Use scale="advised" ({advised_scale(classes, dim, margin):g} for {classes:,} classes in {dim} '
             "dimensions), or a number (64 in most papers)."
         )
-    checks.one_of("scale", scale, ("advised",))
+    if scale != "advised":
+        raise TypeError(f'scale must be a number; got {scale!r}. "advised" finds one for so many classes.')
     return advised_scale(classes, dim, margin)

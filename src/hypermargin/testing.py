@@ -270,8 +270,9 @@ def _outcome(backend: Backend, case: _Case, rule: Rule, unit_weight: bool, with_
         goal = goal + 0.1 * (weights * found.rival_sum).sum()
     by_rows = torch.linspace(-1, 1, max(rows.numel(), 1), dtype=f.dtype, device=f.device)[: rows.numel()]
     goal = goal + (rows * by_rows.reshape(rows.shape)).sum()
-    grads = torch.autograd.grad(goal, list(leaves.values()))
-    return {k: v.detach() for k, v in values.items()} | dict(zip(leaves, grads, strict=True))
+    grads = torch.autograd.grad(goal, list(leaves.values()), allow_unused=True)
+    zeros = (torch.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves.values(), grads, strict=True))
+    return {k: v.detach() for k, v in values.items()} | dict(zip(leaves, zeros, strict=True))
 
 
 def _distance(a: Tensor, b: Tensor) -> float:

@@ -7,6 +7,7 @@ import torch
 
 import hypermargin as hm
 from hypermargin.margins import ArcFace, CosFace, NoMargin
+from hypermargin.rules import MVSoftmax
 
 X, W, Y = torch.ones(4, 3), torch.eye(5, 3), torch.tensor([0, 1, 2, 4])
 
@@ -32,7 +33,7 @@ BAD = [
     ({"labels": labels(0, -1, 2, 3)}, ValueError, r"labels must lie in \[0, 5\); got -1 at row 1\. .*ignore_index"),
     ({"labels": Y.float()}, TypeError, r"labels must be integer class ids; got torch.float32\. Convert with"),
     ({"labels": Y > 1}, TypeError, "labels must be integer class ids; got torch.bool"),
-    ({"labels": Y[:3]}, ValueError, r"labels must have shape \(4,\), one a row of features; got \(3,\)"),
+    ({"labels": Y[:3]}, ValueError, r"labels must have shape \(4,\), one per row of features; got \(3,\)"),
     ({"labels": torch.ones(4, 5, dtype=torch.long)}, ValueError, r"got \(4, 5\)\. One-hot rows become ids"),
     ({"labels": [0, 1, 2, 3]}, TypeError, "labels must be an integer tensor.*got list"),
     ({"labels": Y.to("meta")}, ValueError, "labels is on meta, features are on cpu"),
@@ -110,9 +111,21 @@ def test_margin_cross_entropy_says_what_is_wrong(cosines, labels, message):
         ({"classes": 2.5}, TypeError, "classes must be a whole number; got 2.5"),
         ({"dim": -1}, ValueError, "dim must be at least 1"),
         ({"margin": None}, TypeError, "margin must be a Margin"),
-        ({"scale": "auto"}, ValueError, "scale must be one of 'adacos', 'adacos-dynamic'; got 'auto'"),
+        ({"scale": "auto"}, ValueError, "scale must be one of 'advised', 'adacos', 'adacos-dynamic'; got 'auto'"),
         ({"scale": "adacos", "learn_scale": True}, ValueError, "choose one"),
         ({"scale": 0}, ValueError, "scale must be positive"),
+        ({"scale": None}, ValueError, r"scale must be given with unit features.*\"advised\" \(4\.8 for 5 classes"),
+        ({"margin": 28.6}, TypeError, r"radians; 28\.6 degrees are 0\.4992: ArcFace\(m=0\.4992\)"),
+        ({"margin": ArcFace}, TypeError, r"add \(\)"),
+        ({"s": 64.0}, TypeError, r"MarginHead has no setting 's'.*It is called scale here: scale=64\.0"),
+        ({"num_classes": 5}, TypeError, r"num_classes.*Here it is classes"),
+        ({"bakend": "auto"}, TypeError, r"Did you mean 'backend'\?"),
+        ({"rule": 3}, TypeError, "rule must be a Rule"),
+        ({"rule": MVSoftmax(), "unit_weight": False}, ValueError, "is about cosines, so it needs unit_weight=True"),
+        ({"rule": MVSoftmax(), "label_smoothing": 0.1}, ValueError, "is about softmax's logits"),
+        ({"centres": 0}, ValueError, "centres must be at least 1"),
+        ({"bias": "all"}, ValueError, "bias must be True, False or"),
+        ({"class_offsets": [0.0, 1.0]}, ValueError, r"class_offsets must have shape \(5,\), one per class"),
         ({"scale_floor": 0.0}, ValueError, "scale_floor must be positive"),
         ({"margin_reward": -1.0}, ValueError, "margin_reward must lie in"),
         ({"label_smoothing": -0.1}, ValueError, "label_smoothing must lie in"),
@@ -122,7 +135,7 @@ def test_margin_cross_entropy_says_what_is_wrong(cosines, labels, message):
 )
 def test_the_head_says_what_is_wrong(arguments, kind, message):
     with pytest.raises(kind, match=message):
-        hm.MarginHead(**{"dim": 3, "classes": 5, "margin": ArcFace()} | arguments)
+        hm.MarginHead(**{"dim": 3, "classes": 5, "margin": ArcFace(), "scale": 8.0} | arguments)
 
 
 def test_features_of_another_width_name_the_width():

@@ -20,8 +20,9 @@ if not os.path.exists("/dev/nvidiactl"):
 import torch
 
 import hypermargin as hm
-from hypermargin.backends import Chunked, Triton
+from hypermargin.backends import Call, Chunked, Dense, Triton, auto, fused
 from hypermargin.backends.fused import launch, plan, tiles, why_not
+from hypermargin.layout import ClassTable
 from hypermargin.margins import ArcFace, CosFace, NoMargin, SphereFace
 from hypermargin.testing import check_backend
 
@@ -468,7 +469,7 @@ def test_fused_sgd_keeps_rows_on_the_sphere():
 
 
 def test_fused_sgd_of_an_empty_batch_decays():
-    head = hm.MarginHead(24, 300, ArcFace(), device=DEVICE)
+    head = hm.MarginHead(24, 300, ArcFace(), scale=1.0, device=DEVICE)
     optimizer = hm.FusedSGD(head, lr=0.5, weight_decay=0.1)
     before = head.weight.detach().clone()
     x, _, y = example(8, 300, 24)
@@ -495,12 +496,12 @@ def test_fused_sgd_goes_on_from_its_state():
 
 
 def test_fused_sgd_refuses_what_it_cannot_do():
-    head = hm.MarginHead(24, 300, ArcFace(), device=DEVICE)
+    head = hm.MarginHead(24, 300, ArcFace(), scale=1.0, device=DEVICE)
     x, _, y = example(8, 300, 24)
     with pytest.raises(ValueError, match=r"nesterov=True needs momentum > 0; got momentum=0"):
         hm.FusedSGD(head, lr=0.1, nesterov=True)
     with pytest.raises(ValueError, match=r"FusedSGD needs a float32 head.weight; got torch.float16"):
-        hm.FusedSGD(hm.MarginHead(4, 5, ArcFace(), dtype=torch.float16), lr=0.1)
+        hm.FusedSGD(hm.MarginHead(4, 5, ArcFace(), scale=1.0, dtype=torch.float16), lr=0.1)
     optimizer = hm.FusedSGD(head, lr=0.1)
     before = head.weight.detach().clone()
     head(x, y).backward()
@@ -532,14 +533,13 @@ def test_fused_sgd_refuses_what_it_cannot_do():
     optimizer.step()
     weight, head.weight = head.weight, torch.nn.Parameter(torch.randn(400, 24, device=DEVICE))
     with pytest.raises(ValueError, match="belongs to another weight"):
-        hm.margin_softmax(x, head.weight, y, ArcFace(), backend="triton", update=optimizer)
+        hm.margin_softmax(x, head.weight, y, ArcFace(), scale=8.0, backend=Triton(update=optimizer))
     head.weight = weight
-    head.backend = "dense"
-    with pytest.raises(ValueError, match=r'FusedSGD needs backend="triton"; got .*Dense'):
-        head(x, y)
+    other = hm.MarginHead(24, 400, ArcFace(), scale=8.0, backend="dense")
+    with pytest.raises(ValueError, match=r'FusedSGD needs backend="triton"; got .*dense'):
+        hm.FusedSGD(other, lr=0.1)
     head.eval()
     weight = head.weight.detach().clone()
-    head.backend = "auto"
     head(x, y).backward()  # watching does not train
     assert torch.equal(head.weight, weight)
 
@@ -558,7 +558,7 @@ def test_main_grad_is_added_to():
     for wrong in (torch.ones(3), torch.ones(24, 300, device=DEVICE).T, torch.ones_like(W).half()):
         W.main_grad = wrong
         with pytest.raises(ValueError, match=r"weight.main_grad must be contiguous, float32"):
-            hm.margin_softmax(x, W, y, ArcFace(), backend=SOME, check=False)
+            hm.margin_softmax(x, W, y, ArcFace(), scale=1.0, backend=SOME, check=False)
 
 
 def test_what_cannot_run_says_why(monkeypatch):
@@ -566,22 +566,22 @@ def test_what_cannot_run_says_why(monkeypatch):
     with pytest.raises(
         ValueError, match=r'backend="triton" computes in float32; got .*float64.*"chunked" or "dense"'
     ):
-        hm.margin_softmax(x.double(), W.double(), y, ArcFace(), backend="triton")
+        hm.margin_softmax(x.double(), W.double(), y, ArcFace(), scale=1.0, backend="triton")
     with pytest.raises(ValueError, match=r"Triton\(chunk=…\) must be a multiple of 256; got 100"):
         Triton(chunk=100)
     with pytest.raises(ValueError, match=r"Triton\(operands=…\) must be one of"):
         Triton(operands="half")
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(ValueError, match=r"cannot run here: it runs on NVIDIA GPUs, and the tensors are on cpu"):
-        hm.margin_softmax(x.cpu(), W.cpu(), y.cpu(), ArcFace(), backend="triton")
-    assert hm.MarginHead(8, 10, ArcFace(), backend="triton").backend == "triton"  # it may yet be moved to a GPU
+        hm.margin_softmax(x.cpu(), W.cpu(), y.cpu(), ArcFace(), scale=1.0, backend="triton")
+    assert hm.MarginHead(8, 10, ArcFace(), scale=1.0, backend="triton").settings.backend == "triton"  # it may yet be moved to a GPU
 
 
 def test_labels_that_are_no_class_are_not_read():
     x, W, y = example(6, 40, 8)
     for wrong in (-1, 40, 10**6):
         y[2] = wrong
-        loss = hm.margin_softmax(x, W, y, ArcFace(), backend=Triton(), check=False, reduction="none")
+        loss = hm.margin_softmax(x, W, y, ArcFace(), scale=1.0, backend=Triton(), check=False, reduction="none")
         assert loss[2].isnan()
         assert loss[[0, 1, 3, 4, 5]].isfinite().all()
 

@@ -48,7 +48,7 @@ def test_the_papers_defaults():
     assert set(expected.split()) == set(HEADS)
     assert heads["softmax"].bias is not None
     assert all(heads[name].bias is None for name in HEADS if name != "softmax")
-    sides = {name: (h.unit_weight, h.unit_features) for name, h in heads.items()}
+    sides = {name: (h.settings.unit_weight, h.settings.unit_features) for name, h in heads.items()}
     assert sides["softmax"] == sides["l-softmax"] == (False, False)
     assert sides["modified-softmax"] == sides["a-softmax"] == sides["sphereface"] == (True, False)
     assert all(sides[n] == (True, True) for n in ("normface", "am-softmax", "cosface", "arcface", "combined"))
@@ -66,7 +66,7 @@ def test_the_papers_defaults():
 def test_overrides_reach_the_margin_and_the_head():
     head = make("combined", m1=1.2, m3=0.1, beyond="none", scale=9.0, label_smoothing=0.1, gradient="straight")
     assert head.margin == Combined(1.2, 0.3, 0.1, beyond="none")
-    assert (head.scale.item(), head.label_smoothing, head.gradient) == (9.0, 0.1, "straight")
+    assert (head.scale.item(), head.settings.label_smoothing, head.settings.gradient) == (9.0, 0.1, "straight")
     assert len(make("a-softmax").schedules) == 1
     constant = make("a-softmax", lam=5.0)
     assert len(constant.schedules) == 0
@@ -107,8 +107,8 @@ def test_inference_sees_no_label_and_no_margin(name, dtype):
     wide, W = x.double(), head.weight.double()
     right = (
         head.scale.double()
-        * (F.normalize(wide) if head.unit_features else wide)
-        @ (F.normalize(W) if head.unit_weight else W).T
+        * (F.normalize(wide) if head.settings.unit_features else wide)
+        @ (F.normalize(W) if head.settings.unit_weight else W).T
     )
     torch.testing.assert_close(
         logits.double(), right if head.bias is None else right + head.bias, rtol=1e-5, atol=1e-5
@@ -138,15 +138,15 @@ def test_watching_scores(name):
 
 def test_a_learned_scale_stops_at_its_floor_and_can_leave_it():
     head = make("arcface", scale=5.0, learn_scale=True)
-    assert math.isclose(head.scale_floor, hm.advise.smallest_scale(5))
+    assert math.isclose(head.settings.least_scale, hm.advise.smallest_scale(5))
     x, y = batch()
     optimizer = torch.optim.SGD([head.scale], lr=1.0)
     for _ in range(5):  # with a margin of 0.5 on random features a free s shrinks
         optimizer.zero_grad()
         head(x, y).backward()
         optimizer.step()
-    assert head.scale.item() < head.scale_floor
-    torch.testing.assert_close(head.current_scale().item(), head.scale_floor)
+    assert head.scale.item() < head.settings.least_scale
+    torch.testing.assert_close(head.current_scale().item(), head.settings.least_scale)
     stuck = head.scale.item()
     optimizer.zero_grad()
     head(x, y).backward()
@@ -156,7 +156,7 @@ def test_a_learned_scale_stops_at_its_floor_and_can_leave_it():
     assert head.scale.grad < 0  # inwards: free
     optimizer.step()
     assert head.scale.item() > stuck
-    assert make("normface").scale_floor == 0.01
+    assert make("normface").settings.scale_floor == 0.01
 
 
 def test_fixed_adacos():

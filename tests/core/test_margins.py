@@ -12,7 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hypermargin import margins
-from hypermargin.margins import ArcFace, Combined, CosFace, Margin, NoMargin, Piecewise, SphereFace, g
+from hypermargin.margins import (
+    ArcFace,
+    Combined,
+    CosFace,
+    Margin,
+    NoMargin,
+    Piecewise,
+    SphereFace,
+    g,
+)
 from hypermargin.testing import LawBroken, broken_laws, check_margin
 
 angles = st.floats(0, math.pi)

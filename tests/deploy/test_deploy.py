@@ -76,8 +76,8 @@ def by_hand(trained, raw):
     unit = features / norm[:, None]
     head = trained.head
     weight = head.weight.double().numpy()
-    weight = weight / np.sqrt((weight**2).sum(1, keepdims=True)) if head.unit_weight else weight
-    logits = float(head.current_scale()) * (unit if head.unit_features else features) @ weight.T
+    weight = weight / np.sqrt((weight**2).sum(1, keepdims=True)) if head.settings.unit_weight else weight
+    logits = float(head.current_scale()) * (unit if head.settings.unit_features else features) @ weight.T
     logits = logits if head.bias is None else logits + head.bias.double().numpy()
     odds = np.exp(logits - logits.max(1, keepdims=True))
     return {"embedding": unit, "norm": norm, "probability": odds / odds.sum(1, keepdims=True)}

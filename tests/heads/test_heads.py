@@ -146,7 +146,6 @@ def test_the_loss_is_that_of_a_head_made_so(settings):
     heads.merge_classes(head, [[0, 8]])
     made = whole(head.classes, **(settings | {"class_margins": None} if head.m is None else settings))
     made.load_state_dict(head.state_dict())
-    made.scale_floor = made.scale_floor if not head.learn_scale else smallest_scale(head.classes)
     x, y = batch(head.classes)
     for h in (head, made):
         h.loss = h(x, y)
@@ -154,7 +153,7 @@ def test_the_loss_is_that_of_a_head_made_so(settings):
     assert torch.equal(head.loss, made.loss)
     for (name, p), q in zip(head.named_parameters(), made.parameters(), strict=True):
         assert torch.equal(p.grad, q.grad), name
-    assert head.scale_floor == made.scale_floor
+    assert head.settings.least_scale == made.settings.least_scale
 
 
 SETTINGS = {
@@ -375,11 +374,11 @@ def test_scales_that_depend_on_the_number_of_classes():
     assert float(head.scale) == pytest.approx(adacos_scale(40))
     learned = MarginHead(D, 100, CosFace(), scale=30.0, learn_scale=True)
     heads.add_classes(learned, 100)
-    assert learned.scale_floor == smallest_scale(200)
+    assert learned.settings.least_scale == smallest_scale(200)
     assert learned.scale.item() == 30
     own = MarginHead(D, 100, CosFace(), scale=30.0, learn_scale=True, scale_floor=2.5)
     heads.add_classes(own, 100)
-    assert own.scale_floor == 2.5
+    assert own.settings.least_scale == 2.5
     assert [float(p.scale) for p in heads.split(head, 3)] == pytest.approx([adacos_scale(40)] * 3)
 
 
@@ -407,7 +406,7 @@ def test_random_rows_are_like_a_fresh_heads():
     assert biased.m[-2:].tolist() == [0.25, 0.25]
     heads.add_classes(biased, 2, m=[0.1, 0.2])
     torch.testing.assert_close(biased.m[-2:], torch.tensor([0.1, 0.2]))
-    three = MarginHead(D, 3, Combined(), class_margins=torch.tensor([[1.0, 0.3, 0.2]] * 3))
+    three = MarginHead(D, 3, Combined(), scale=8.0, class_margins=torch.tensor([[1.0, 0.3, 0.2]] * 3))
     heads.add_classes(three, 1, m=(1.0, 0.1, 0.0))
     torch.testing.assert_close(three.m[3], torch.tensor([1.0, 0.1, 0.0]))
     heads.add_classes(three, 2)
@@ -563,9 +562,9 @@ def test_sampling_knows_the_new_classes():
     made.load_state_dict(head.state_dict())
     x, y = batch(C + 19)
     assert torch.equal(head(x, y), made(x, y))
-    assert head.part == made.part
+    assert head.settings == made.settings
     steps(head, optimizer)
-    assert [part.part.stop for part in heads.split(head, 4)] == [7, 7, 7, 5]
+    assert [part.classes for part in heads.split(head, 4)] == [7, 7, 7, 5]
 
 
 def test_slices_of_a_sharded_head_join(tmp_path):
@@ -751,7 +750,7 @@ def test_metric_learning(loss, dtype):
     x[:20] = -theirs.W.T[y[:20]].detach() + 0.03 * x[:20]
     torch.testing.assert_close(head(x, y), theirs(x, y), rtol=1e-5, atol=1e-5)
     cosines = theirs.get_logits(x) if hasattr(theirs, "get_logits") else theirs.get_cosine(x) * theirs.scale
-    if head.unit_weight and head.unit_features:
+    if head.settings.unit_weight and head.settings.unit_features:
         torch.testing.assert_close(head.logits(x), cosines, rtol=1e-6, atol=1e-6 * float(head.scale))
     if isinstance(head.margin, ArcFace):
         assert head.margin.beyond == "linear"

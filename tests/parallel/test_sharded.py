@@ -68,7 +68,9 @@ def test_every_case_in_every_world(tmp_path):
 
 def drawn(settings, step, classes, labels, world=1):
     slices = [range(*class_range(classes, rank, world)) for rank in range(world)]
-    return [(draw(settings, torch.tensor(step), held, classes, labels).rows + held.start).tolist() for held in slices]
+    return [
+        (draw(settings, torch.tensor(step), held, classes, labels).rows + held.start).tolist() for held in slices
+    ]
 
 
 def test_slices_cover_the_classes_once():
@@ -199,17 +201,17 @@ def test_sampled_gradients_of_two_passes_and_with_a_scaler():
 def test_an_m_of_three_numbers_for_three_classes_is_one_m():
     m, x, W = torch.tensor([1.2, 0.3, 0.1], dtype=torch.float64), numbers(4, D), numbers(3, D, seed=1)
     y = torch.tensor([0, 1, 2, 0])
-    given = hm.margin_softmax(x, W, y, Combined(), m=m)
-    assert torch.equal(given, hm.margin_softmax(x, W, y, Combined(1.2, 0.3, 0.1)))
+    given = hm.margin_softmax(x, W, y, Combined(), scale=1.0, m=m)
+    assert torch.equal(given, hm.margin_softmax(x, W, y, Combined(1.2, 0.3, 0.1), scale=1.0))
 
 
 def test_errors():
     with pytest.raises(
         RuntimeError, match=r"shard=Shard\(…\) needs a process group, and none is initialised.*torchrun"
     ):
-        hm.MarginHead(D, 7, ArcFace(), shard=hm.Shard())
+        hm.MarginHead(D, 7, ArcFace(), scale=8.0, shard=hm.Shard())
     with pytest.raises(TypeError, match="shard must be a Shard such as"):
-        hm.MarginHead(D, 7, ArcFace(), shard="classes")
+        hm.MarginHead(D, 7, ArcFace(), scale=8.0, shard="classes")
     for rate, words in (
         (0.0, "must be positive"),
         (1.5, r"must lie in \(0, 1\]; got 1.5"),
@@ -218,9 +220,9 @@ def test_errors():
         with pytest.raises(ValueError, match=r"PartialFC\(rate=…\) " + words):
             hm.PartialFC(rate)
     with pytest.raises(TypeError, match="sample must be a PartialFC such as"):
-        hm.MarginHead(D, 7, ArcFace(), sample=0.1)
+        hm.MarginHead(D, 7, ArcFace(), scale=8.0, sample=0.1)
     with pytest.raises(ValueError, match=r"label_smoothing=0.1 is about every class.*choose one"):
-        hm.MarginHead(D, 7, ArcFace(), sample=hm.PartialFC(0.1), label_smoothing=0.1)
+        hm.MarginHead(D, 7, ArcFace(), scale=8.0, sample=hm.PartialFC(0.1), label_smoothing=0.1)
     with pytest.raises(ValueError, match="nesterov=True needs momentum"):
         hm.SampledSGD([torch.nn.Parameter(torch.ones(2))], 0.1, nesterov=True)
 
