@@ -18,12 +18,14 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import hypermargin as hm
-from hypermargin import margins, schedule
+from hypermargin import margins, rules, schedule
 from hypermargin.backends import Chunked
-from hypermargin.margins import ArcFace, Combined, CosFace, NoMargin, SphereFace
+from hypermargin.margins import AdaFace, ArcFace, Combined, CosFace, NoMargin, SphereFace, SphereFace2
 from hypermargin.parallel import messages as collective
 from hypermargin.parallel.shard import class_range
+from hypermargin.rules import MVSoftmax
 from hypermargin.scores import Scores
+from hypermargin.terms import RingLoss
 
 EVERY = (1, 2, 3, 4)
 D = 5
@@ -51,6 +53,10 @@ class Ranks:
     def classes(self, count):
         return slice(*class_range(count, self.rank, self.world))
 
+    def weight_rows(self, head):
+        mine, K = self.classes(head.classes), head.settings.centres
+        return slice(K * mine.start, K * mine.stop)
+
 
 def numbers(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
@@ -75,11 +81,11 @@ def pair(ranks, margin, classes, average=True, **options):
         one.bias.data.normal_()
     shard = hm.Shard(ranks.group, average=average)
     many = hm.MarginHead(D, classes, margin, dtype=torch.float64, shard=shard, **copy.deepcopy(options)).double()
-    mine = ranks.classes(classes)
-    assert many.weight.shape[0] == mine.stop - mine.start
-    many.weight.data.copy_(one.weight.data[mine])
+    mine, rows = ranks.classes(classes), ranks.weight_rows(one)
+    assert many.weight.shape[0] == rows.stop - rows.start
+    many.weight.data.copy_(one.weight.data[rows])
     if one.bias is not None:
-        many.bias.data.copy_(one.bias.data[mine])
+        many.bias.data.copy_(one.bias.data[mine] if one.bias.dim() else one.bias.data)
     return one, many
 
 
@@ -101,9 +107,11 @@ def grad(tensor):
 def compare_gradients(ranks, one, many, x_one, x_many, own, factor):
     mine = ranks.classes(one.classes)
     close(grad(x_many), factor * grad(x_one)[own], "dX")
-    close(grad(many.weight), grad(one.weight)[mine], "dW")
+    close(grad(many.weight), grad(one.weight)[ranks.weight_rows(one)], "dW")
     if one.bias is not None:
-        close(grad(many.bias), grad(one.bias)[mine], "db")
+        close(grad(many.bias), grad(one.bias)[mine] if one.bias.dim() else grad(one.bias), "db")
+    for mine_of_term, term in zip(many.row_terms.parameters(), one.row_terms.parameters(), strict=True):
+        close(grad(mine_of_term), grad(term), "gradient of a row term")
     if one.settings.learn_scale:
         close(grad(many.scale), grad(one.scale), "ds")
     if one.settings.learn_margin:
@@ -173,6 +181,43 @@ def any_number_of_classes(ranks):
     for classes in (1, 2, 3, 4, 5, 8, 13):
         agree(ranks, ArcFace(), classes=classes, scale=8.0, bias=classes % 2 == 0)
         agree(ranks, NoMargin(), classes=classes, unit_weight=False, backend=Chunked(chunk=2), label_smoothing=0.1)
+
+
+@case(1, 3)
+def every_slot(ranks):
+    """Rules with a threshold and one-vs-all, margins by row with state, centres, offsets, row terms."""
+    fillings = [
+        (CosFace(), {"rule": MVSoftmax()}),
+        (ArcFace(), {"rule": MVSoftmax(0.3, "fixed"), "learn_scale": True}),
+        (SphereFace2(), {"rule": rules.SphereFace2(), "bias": "shared"}),
+        (SphereFace2(), {"rule": rules.SphereFace2(), "bias": True, "reduction": "none"}),
+        (AdaFace(momentum=0.3), {"steps": 3}),
+        (ArcFace(), {"centres": 3}),
+        (CosFace(), {"centres": 2, "rule": MVSoftmax(), "class_margins": [0.1, 0.2, 0.3, 0.4, 0.3, 0.2, 0.1]}),
+        (ArcFace(), {"class_offsets": [0.0, -1.0, 2.0, 0.5, 0.0, 1.0, -3.0], "bias": "shared"}),
+        (CosFace(), {"row_terms": [RingLoss(0.5, 2.0)]}),
+    ]
+    for (margin, options), backend in itertools.product(fillings, ("dense", Chunked(chunk=2))):
+        agree(ranks, margin, ignore=(1,), backend=backend, **({"scale": 8.0} | options))
+        agree(ranks, margin, classes=7, sizes=(0, 3, 1, 2), backend=backend, **({"scale": 8.0} | options))
+    for margin, options in fillings:
+        if "class_offsets" not in options:
+            agree(ranks, margin, sample=hm.PartialFC(0.5), **({"scale": 8.0, "steps": 2} | options))
+    for mix in (0.3, "rows"):
+        agree(ranks, SphereFace2(), mix=mix, rule=rules.SphereFace2(), bias="shared", scale=8.0)
+        agree(ranks, ArcFace(), mix=mix, centres=2, scale=8.0)
+    _, many = agree(ranks, AdaFace(momentum=0.3), scale=8.0, steps=2)
+    means = [torch.empty(()) for _ in range(ranks.world)]
+    dist.all_gather(means, many.row_margin.mean.float(), group=ranks.group)
+    assert all(torch.equal(each, means[0]) for each in means), "every rank has the same statistics"
+    assert means[0] != 20
+    says(
+        lambda: hm.MarginHead(
+            D, 7, SphereFace2(), scale=8.0, rule=rules.SphereFace2(), sample=hm.PartialFC(0.5, correct=True)
+        )(torch.ones(2, D), torch.tensor([0, 1])),
+        ValueError,
+        "PartialFC(correct=True) raises the logits of a log-sum-exp",
+    )
 
 
 @case(*EVERY)

@@ -30,6 +30,10 @@ class Batch(NamedTuple):
     class_m: Tensor | None = None  # (C, …)  margins by class
     rows: Any = None  # which ranks brought which rows, if several did
 
+    def classes(self) -> Tensor:
+        """Return labels that can be looked up: 0 in rows that do not count. A wrong label stays wrong."""
+        return self.y if self.used is None else self.y.masked_fill(~self.used.unsqueeze(1), 0)
+
     def clean(self, dtype: torch.dtype) -> Tensor:
         """Return the features in a wide dtype, with zeros instead of whatever is in rows that do not count."""
         x = widen(self.features, dtype)

@@ -135,7 +135,7 @@ def margin_cross_entropy(
     checks.loss_options(margin, SOFTMAX, gradient, lam, label_smoothing, reduction)
     batch = check_cosines(cosines, labels, scale, margin=margin, m=m, ignore_index=ignore_index, check=check)
     with full_precision(cosines):
-        y, c = batch.y.clamp(min=0), batch.clean(wide_dtype(cosines))
+        y, c = batch.classes(), batch.clean(wide_dtype(cosines))
         s, c_y = column(batch.scale, c.dtype), c.gather(1, y)
         psi = _Psi(margin, batch.m if batch.class_m is None else look_up(batch.class_m, y), lam, gradient)
         T, z = s * (c_y + psi.lift_of_cosine(c_y)), s * c

@@ -119,7 +119,7 @@ class Layout:
         self, weight: Tensor, batch: Batch, *, unit: bool, bias: Tensor | None = None, centres: int = 1
     ) -> ClassTable:
         """Return the rows of the classes that take part."""
-        y = batch.y if batch.used is None else batch.y.clamp(min=0)
+        y = batch.classes()
         m = by_centre(batch.class_m, centres)
         return ClassTable(
             weight, unit, bias_by_row(bias, weight, batch, centres), rows_of(y, centres), None, centres, m

@@ -183,7 +183,7 @@ def needed_scale(
     if scale is None:
         raise ValueError(
             "scale must be given with unit features: cosines lie within 2 of each other, and with a scale of 1 the loss "
-            f'cannot fall. Use scale="advised" ({advised_scale(classes, dim, margin):g} for {classes:,} classes in {dim} '
+            f'hardly falls. Use scale="advised" ({advised_scale(classes, dim, margin):g} for {classes:,} classes in {dim} '
             "dimensions), or a number (64 in most papers)."
         )
     if scale != "advised":

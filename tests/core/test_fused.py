@@ -574,7 +574,9 @@ def test_what_cannot_run_says_why(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(ValueError, match=r"cannot run here: it runs on NVIDIA GPUs, and the tensors are on cpu"):
         hm.margin_softmax(x.cpu(), W.cpu(), y.cpu(), ArcFace(), scale=1.0, backend="triton")
-    assert hm.MarginHead(8, 10, ArcFace(), scale=1.0, backend="triton").settings.backend == "triton"  # it may yet be moved to a GPU
+    assert (
+        hm.MarginHead(8, 10, ArcFace(), scale=1.0, backend="triton").settings.backend == "triton"
+    )  # it may yet be moved to a GPU
 
 
 def test_labels_that_are_no_class_are_not_read():
@@ -591,7 +593,9 @@ def test_tiny_rows_of_the_weight_have_a_finite_gradient():
     for size in (0.0, 1e-42, 1e-39, 1e-30, 1e30):
         W[5] = size
         y[0] = 5
-        assert all(part.isfinite().all() for part in loss_and_gradients(x, W, y, ArcFace(), backend=Triton()))
+        assert all(
+            part.isfinite().all() for part in loss_and_gradients(x, W, y, ArcFace(), scale=1.0, backend=Triton())
+        )
 
 
 def test_a_damaged_file_of_tiles_is_measured_again(tmp_path, monkeypatch):

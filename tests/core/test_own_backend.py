@@ -9,6 +9,7 @@ import torch
 import hypermargin as hm
 from hypermargin.backends import PLAIN, Call, Rivals, find_backend, register_backend
 from hypermargin.margins import ArcFace
+from hypermargin.numerics import unit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,8 +29,7 @@ class RowByRow:
     def __call__(self, f, table, rule=PLAIN, *, rival_sum=False, hardest=False):
         self.calls.append(len(f))
         w = table.weight.to(f.dtype)
-        if table.unit:
-            w = w / w.norm(dim=1, keepdim=True).masked_fill((w == 0).all(1, keepdim=True), 1.0)
+        w = unit(w) if table.unit else w
         inside = torch.ones_like(table.local, dtype=torch.bool) if table.inside is None else table.inside
         numbers = []
         for row, labels, here in zip(f, table.local, inside, strict=True):
@@ -68,7 +68,7 @@ def test_it_serves_every_margin_of_a_head(named):
         torch.testing.assert_close(ours.bias.grad, dense.bias.grad)
         assert ours.scores(x, y).hardest[4].isnan()
     assert named.calls
-    assert "row by row: 3 times 7" in hm.explain_backend(3, 7, "rowbyrow")
+    assert "3 times 7 logits" in hm.explain_backend(3, 7, "rowbyrow")
 
 
 def test_it_is_refused_for_what_it_does_not_do(named):
@@ -94,6 +94,6 @@ def test_the_command_line_trains_with_it(named, run, tmp_path):
     code, _, err = run(*where, "--batch", 16, "--set", "backend=rowbyrow", "--device", "cpu")
     assert code == 0, err
     assert named.calls.count(16)
-    code, _, err = run(*where, "--set", "backend=columnbycolumn")
+    code, _, err = run(*where, "--out", tmp_path / "other", "--set", "backend=columnbycolumn")
     assert code == 2
     assert "backend must be one of 'auto', 'dense', 'chunked', 'triton', 'rowbyrow'; got 'columnbycolumn'" in err
