@@ -130,7 +130,7 @@ class Worker:
     def _alone(self) -> MarginHead:
         """A plain head of this rank's classes, with the same weight."""
         if self.alone is None:
-            held = self.head.part.count
+            held = self.len(head.layout.held(head.classes))
             self.alone = MarginHead(self.p.dim, held, ArcFace(M), **self.options)
             self.alone.weight = self.head.weight
         return self.alone

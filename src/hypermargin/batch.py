@@ -69,12 +69,13 @@ def check_batch(
     checks.mixture(mix, N, features.device)
     both = {"labels": labels} if mix is None else {"labels": labels, "mix[0] (other_labels)": mix[0]}
     y = torch.stack([each.long() for each in both.values()], 1)
-    used: Tensor | None = (y != ignore_index).all(1)
+    used = (y != ignore_index).all(1)
+    all_used = False
     if checks.wanted(check, features, labels):
         for name, each in both.items():
             checks.label_values(name, each, layout.classes(here), ignore_index)
-        used = _checked_rows("features", features, used, scale)
-    found = _with_margins(features, y, used, scale, margin, m, here)
+        all_used = _check_values("features", features, used, scale)
+    found = _with_margins(features, y, None if all_used else used, scale, margin, m, here)
     return found if mix is None else found._replace(share=mix[1])
 
 
@@ -94,19 +95,21 @@ def check_cosines(
     checks.labels_like("labels", labels, N, cosines.device)
     s = needed_scale(scale, True, classes, classes, margin)
     checks.row_scale(s, N)
-    used: Tensor | None = labels != ignore_index
+    used = labels != ignore_index
+    all_used = False
     if checks.wanted(check, cosines, labels):
         checks.label_values("labels", labels, classes, ignore_index)
         checks.cosine_values(cosines[used])
-        used = _checked_rows("cosines", cosines, used, s)
-    return _with_margins(cosines, labels.long().unsqueeze(1), used, s, margin, m, classes)
+        all_used = _check_values("cosines", cosines, used, s)
+    y = labels.long().unsqueeze(1)
+    return _with_margins(cosines, y, None if all_used else used, s, margin, m, classes)
 
 
-def _checked_rows(name: str, x: Tensor, used: Tensor | None, scale: float | Tensor) -> Tensor | None:
-    """Read values: no NaN where it counts, a positive scale. Return which rows count, None if all do."""
+def _check_values(name: str, x: Tensor, used: Tensor, scale: float | Tensor) -> bool:
+    """Read values: no NaN where it counts, a positive scale. Return whether every row counts."""
     checks.finite_rows(name, x, used)
     checks.positive_values("scale", scale)
-    return None if used is None or bool(used.all()) else used
+    return bool(used.all())
 
 
 def _with_margins(

@@ -89,11 +89,11 @@ def margin_softmax(
     """
     checks.loss_options(margin, rule, gradient, lam, label_smoothing, reduction)
     checks.combination(rule, unit_weight, centres, label_smoothing, mix is not None, layout.covers_all)
-    given = dict(scale=scale, unit_features=unit_features, bias=bias, centres=centres, margin=margin, m=m, mix=mix,
-                 ignore_index=ignore_index, check=check)  # fmt: skip  # noqa: C408
     batch = layout.gather(
-        lambda: check_batch(features, weight, labels, layout, **given), f"loss ({reduction})", weight
-    )
+        lambda: check_batch(features, weight, labels, layout, scale=scale, unit_features=unit_features, bias=bias,
+                            centres=centres, margin=margin, m=m, mix=mix, ignore_index=ignore_index, check=check),
+        f"loss ({reduction})", weight,
+    )  # fmt: skip
     backend = find_backend(backend).fitted(Call.of(batch, weight, layout, rule))
     classes = layout.classes(len(weight) // centres)
     with full_precision(features):

@@ -64,6 +64,7 @@ class MarginHead(nn.Module):
     m: Tensor | None
     offsets: Tensor | None
     sampled_steps: Tensor
+    margin_bounds: tuple[Any, Any]  # of a learned or class-wise m
 
     def __init__(
         self,
@@ -175,8 +176,8 @@ class MarginHead(nn.Module):
             return
         if self.margin.m is None:
             raise ValueError("class_margins and learn_margin need a margin that has an m; NoMargin has none.")
-        self._margin_bounds = self.margin.bounds()
-        low, high = (torch.tensor(bound, device="cpu") for bound in self._margin_bounds)
+        self.margin_bounds = self.margin.bounds()
+        low, high = (torch.tensor(bound, device="cpu") for bound in self.margin_bounds)
         if class_margins is None:
             value = torch.tensor(self.margin.m, device="cpu")
         else:
@@ -258,7 +259,7 @@ class MarginHead(nn.Module):
         """Return m as the loss uses it before any warm-up: a learned one stays in its domain. None: the margin's own."""
         if self.m is None or not self.settings.learn_margin:
             return self.m
-        return bounded(self.m, *self._margin_bounds)
+        return bounded(self.m, *self.margin_bounds)
 
     def current_adjustment(self) -> Adjustment:
         """Return what the schedules do to the margin now, as plain numbers: λ, strength, and the penalty on lengths."""
@@ -367,9 +368,11 @@ class MarginHead(nn.Module):
         return self._scores(features, labels, cosines)
 
     def _scores(self, features: Tensor, labels: Tensor, cosines: bool = False, of_all: bool = False) -> Scores:
-        settings, scale, bias, sides = self.settings, self.current_scale(), self.bias, self.settings.sides
+        settings, sides = self.settings, self.settings.sides
+        scale: Tensor | float = 1.0 if cosines else self.current_scale()
+        bias: Tensor | None = None if cosines else self.bias
         if cosines:
-            scale, bias, sides = torch.ones_like(scale), None, sides | {"unit_features": True, "unit_weight": True}
+            sides |= {"unit_features": True, "unit_weight": True}
         return scores(
             features, self.weight, labels, scale=scale, bias=bias, **sides, ignore_index=settings.ignore_index,
             check=settings.check, backend=settings.backend, layout=self.layout, of_all=of_all,

@@ -47,8 +47,11 @@ def scores(
 
     With several processes each gets its own rows, or all get those `of_all`.
     """
-    given = dict(scale=scale, bias=bias, centres=centres, ignore_index=ignore_index, check=check)  # noqa: C408
-    batch = layout.gather(lambda: check_batch(features, weight, labels, layout, **given), "scores", weight)
+    batch = layout.gather(
+        lambda: check_batch(features, weight, labels, layout, scale=scale, bias=bias, centres=centres,
+                            ignore_index=ignore_index, check=check),
+        "scores", weight,
+    )  # fmt: skip
     backend = find_backend(backend).fitted(Call.of(batch, weight, layout))
     with full_precision(features):
         table = layout.table(weight, batch, unit=unit_weight, bias=bias, centres=centres)
@@ -58,11 +61,11 @@ def scores(
         # With its bias, like the rivals: it is the larger where the decision is right.
         z = own.product if table.bias is None else own.product + table.of_labels(table.bias)
         norm = own.norm if isinstance(own.norm, Tensor) else torch.ones_like(z)
-        L = z.shape[1]
-        facts = torch.cat([table.own(t) for t in (z, own.angle, norm)], 1)
-        whole = layout.combine(table, LOG_SUM_EXP, Share(found.rivals, facts))
+        of_targets = torch.cat([table.own(t) for t in (z, own.angle, norm)], 1)
+        whole = layout.combine(table, LOG_SUM_EXP, Share(found.rivals, of_targets))
         assert found.hardest is not None
-        result = Scores(*whole.target.split(L, 1), whole.rivals, layout.largest(found.hardest))
+        target, angle, norm = whole.target.chunk(3, 1)
+        result = Scores(target, angle, norm, whole.rivals, layout.largest(found.hardest))
     if batch.used is not None:
         skipped = ~batch.used
         result = Scores._make(t.masked_fill(skipped.view(-1, *[1] * (t.dim() - 1)), math.nan) for t in result)
@@ -81,8 +84,10 @@ def logits(
     layout: Layout = WHOLE,
 ) -> Tensor:
     """Return (N, C) logits without any margin, of each class's nearest centre; with several processes, of own rows."""
-    given = dict(scale=scale, bias=bias, centres=centres, check=False)  # noqa: C408
-    batch = layout.gather(lambda: check_batch(features, weight, None, layout, **given), "logits", weight)
+    batch = layout.gather(
+        lambda: check_batch(features, weight, None, layout, scale=scale, bias=bias, centres=centres, check=False),
+        "logits", weight,
+    )  # fmt: skip
     with full_precision(features):
         table = layout.table(weight, batch, unit=unit_weight, bias=bias, centres=centres)
         rows = scale_rows(batch, table, layout, unit_features=unit_features)
@@ -91,7 +96,7 @@ def logits(
         if table.is_empty:
             z = z[:, :0]
         if centres > 1:
-            z = z.unflatten(1, (-1, centres)).amax(-1)
+            z = z.view(len(z), -1, centres).amax(-1)
         return layout.columns(z, batch)
 
 

@@ -77,7 +77,7 @@ class HeadSettings:
     def _check_scale(self) -> None:
         scale = self.scale
         if scale is None:
-            scale = needed_scale(None, self.unit_features, self.classes, self.dim, self.margin)
+            scale = float(needed_scale(None, self.unit_features, self.classes, self.dim, self.margin))
             object.__setattr__(self, "scale", scale)
         if isinstance(scale, str):
             checks.one_of("scale", scale, AUTOMATIC_SCALES)

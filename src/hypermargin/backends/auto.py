@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from hypermargin import checks
-from hypermargin.backends.base import Backend, Call, Rivals, find_backend
+from hypermargin.backends.base import PLAIN, Backend, Call, Rivals, find_backend
 from hypermargin.backends.chunked import Chunked
 from hypermargin.backends.dense import Dense
 from hypermargin.backends.fused import Triton, is_tested_on
@@ -51,7 +51,7 @@ class Auto:
         self,
         f: torch.Tensor,
         table: ClassTable,
-        rule: RuleAtRows,
+        rule: RuleAtRows = PLAIN,
         *,
         rival_sum: bool = False,
         hardest: bool = False,

@@ -72,7 +72,8 @@ class NormStatistics(RowMargin):
             self._next = mean, deviation
         q = (self.margin.h * (norm - mean) / (deviation + 1e-3)).clamp(-1.0, 1.0)
         m = constant(self.margin.m, norm) if m is None else m.to(norm.dtype)
-        return torch.stack(torch.broadcast_tensors(m, q), -1)
+        shape = torch.broadcast_shapes(m.shape, q.shape)
+        return torch.stack((m.expand(shape), q.expand(shape)), -1)
 
     def _moved(self, norm: Tensor, used: Tensor, mean: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor]:
         """Return the statistics after this batch; fewer than two rows have no deviation and move nothing."""

@@ -52,7 +52,7 @@ class SphereFace2(Rule):
         """
         if classes == 1:
             return 0.0
-        zero = 2 * 0.5**self.t - 1
+        zero = 2 * math.pow(0.5, self.t) - 1
         own, rival = scale * (zero - self.m), scale * (zero + self.m)
         share = self.positive / ((1 - self.positive) * (classes - 1))
         root = math.hypot(1 - share, 2 * math.sqrt(share) * math.exp((own - rival) / 2))
