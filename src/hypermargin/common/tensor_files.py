@@ -63,7 +63,7 @@ def read_pt(path: Path, device: torch.device | str = "cpu") -> Any:
 def write_npy(path: Path, array: Array) -> None:
     """Write one array; a ValueError of numpy's if it holds Python objects."""
     with path.open("wb") as file:  # a handle: to a path, numpy adds its own ending
-        np.save(file, array, allow_pickle=False)
+        np.save(file, np.asarray(array, order="C"), allow_pickle=False)
 
 
 def read_npy(path: Path) -> Array:
