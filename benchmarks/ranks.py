@@ -32,8 +32,7 @@ from benchmarks.ranks_tables import as_markdown
 from benchmarks.record import Say, store, surroundings
 from hypermargin import MarginHead, PartialFC, SampledSGD, Shard, checks
 from hypermargin.margins import ArcFace
-from hypermargin.parallel import traffic
-from hypermargin.parallel import Sharded
+from hypermargin.parallel import Sharded, traffic
 
 RATE, MOMENTUM = 0.01, 0.9  # small steps: the numbers stay what they are at the start
 
@@ -130,7 +129,7 @@ class Worker:
     def _alone(self) -> MarginHead:
         """A plain head of this rank's classes, with the same weight."""
         if self.alone is None:
-            held = self.len(head.layout.held(head.classes))
+            held = len(self.head.layout.held(self.head.classes))
             self.alone = MarginHead(self.p.dim, held, ArcFace(M), **self.options)
             self.alone.weight = self.head.weight
         return self.alone

@@ -190,11 +190,12 @@ def target_of(rows: ScaledRows, label_rows: Tensor, table: ClassTable) -> Target
         directions, norms = polar(label_rows)
         norm = norms.squeeze(-1)
     angle = angle_between(rows.direction.unsqueeze(1), directions)
-    products = product.unflatten(1, (-1, table.centres))
+    products = product.view(len(product), -1, table.centres)
     if table.centres > 1:
         nearest = products.detach().argmax(-1, keepdim=True)
-        product, angle, norm = (
-            None if t is None else t.view_as(products).gather(-1, nearest).squeeze(-1)
-            for t in (product, angle, norm)
-        )
+
+        def pick(by_centre: Tensor) -> Tensor:
+            return by_centre.view_as(products).gather(-1, nearest).squeeze(-1)
+
+        product, angle, norm = pick(product), pick(angle), None if norm is None else pick(norm)
     return Target(product, angle, 1.0 if norm is None else norm, products)

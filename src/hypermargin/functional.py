@@ -62,12 +62,13 @@ def margin_softmax(
         T = s·|x||W_y|·ψ(θ_y) + b_y,     R = log Σ_{j≠y} exp z_j
 
     - features (N, d), weight (C, d), labels (N,): integers in [0, C) or `ignore_index`
-    - scale: s > 0, a number, a tensor holding one, one per row (N,), or "advised" for so many classes. With unit features
-      it must be given: cosines alone are too close together to learn from. Without them it is 1 unless given.
+    - scale: s > 0, a number, a tensor holding one, one per row (N,), or "advised" for so many classes. With
+      unit features it must be given: cosines alone are too close together to learn from. Without them it is 1
+      unless given.
     - bias: (C,), or () for one that all classes share
     - rule: what a rival counts as and how rivals add up (`hypermargin.rules`); R and softplus(R − T) are softmax's
-    - centres: K rows of the weight, (C·K, d), belong to each class, one class after the other. The target is the nearest
-      centre of its class; every centre of another class is a rival.
+    - centres: K rows of the weight, (C·K, d), belong to each class, one class after the other. The target is
+      the nearest centre of its class; every centre of another class is a rival.
     - gradient: "exact" is the derivative of ψ; "straight" lets dψ/dcos = 1, as insightface and OpenSphere do
     - m: a tensor standing in for the margin's own m: (), (C,) by class or (N, 1) by row
       (Combined: with a last dimension of 3); it may require a gradient
@@ -80,10 +81,10 @@ def margin_softmax(
     - reduction: "mean" is over the rows that count, and 0 if there are none
     - check: read values (label range, NaN, scale) first; "auto" does so in eager mode on the CPU
     - backend: who does the N×C work: a name, or an object of `hypermargin.backends` or your own
-    - layout: where the classes live. With `Shard(…).layout(C)` weight, bias and an m by class are this rank's slice,
-      features and labels this rank's rows, and all ranks call this together. "mean" and "sum" are over the rows of all
-      ranks, and the same on each; "none" gives this rank's rows. dW is the slice of the whole gradient; see `Shard` for
-      dX.
+    - layout: where the classes live. With `Shard(…).layout(C)` weight, bias and an m by class are this rank's
+      slice, features and labels this rank's rows, and all ranks call this together. "mean" and "sum" are over
+      the rows of all ranks, and the same on each; "none" gives this rank's rows. dW is the slice of the whole
+      gradient; see `Shard` for dX.
 
     The result is float32 or wider, also under autocast.
     """
@@ -200,7 +201,7 @@ def _share(
 
 
 def _linked(rule: Rule, whole: Share, batch: Batch, s: float | Tensor, smoothing: float, classes: int) -> Tensor:
-    """Return the loss of each row, 0 where it does not count: link(R, T) + (ε/C)·((C − 1)·T − Σ_{j≠y} z_j) + terms."""
+    """Return link(R, T) + (ε/C)·((C − 1)·T − Σ_{j≠y} z_j) + terms of each row, 0 where it does not count."""
     s = s.squeeze(-1) if isinstance(s, Tensor) and s.dim() else s
 
     def of_label(k: int) -> Tensor:

@@ -32,18 +32,20 @@ class MarginHead(nn.Module):
         head(features, labels) → loss          head(features) = head.logits(features): no label, no margin
         head.predict_proba(features)           head.scores(features, labels): angles and rivals, for watching
 
-    - scale: s, a number, which unit features need; "advised" for what `advise.recommend` says; "adacos" for √2·ln(C−1);
-      "adacos-dynamic" for s from each batch's median angle, which costs a second pass over the classes. Under DDP each
-      process has its own; a sharded head, one of all rows. Features that keep their length have s = 1 unless given.
+    - scale: s, a number, which unit features need; "advised" for what `advise.recommend` says; "adacos" for
+      √2·ln(C−1); "adacos-dynamic" for s from each batch's median angle, which costs a second pass over the
+      classes. Under DDP each process has its own; a sharded head, one of all rows. Features that keep their
+      length have s = 1 unless given.
     - bias: True for one per class, "shared" for one that all classes share
     - rule: what a rival counts as (`hypermargin.rules`)
-    - centres: rows of the weight per class. The target is the nearest of its class, and all of the others are rivals;
-      `logits` are those of each class's nearest.
+    - centres: rows of the weight per class. The target is the nearest of its class, and all of the others are
+      rivals; `logits` are those of each class's nearest.
     - learn_scale: s is a parameter, never below `scale_floor` (default: the smallest s of use for so many
       classes, `advise.smallest_scale`). With a margin a free s shrinks while most samples violate the margin.
     - class_margins: m by class, (C,) (Combined: (C, 3)), instead of the margin's own
-    - class_offsets: (C,), added to the logits of the classes in the loss and left out of `logits`, for classes that are
-      not equally frequent: τ·log(share of the class) is logit adjustment (Menon et al. 2021, arXiv:2007.07314)
+    - class_offsets: (C,), added to the logits of the classes in the loss and left out of `logits`, for classes
+      that are not equally frequent: τ·log(share of the class) is logit adjustment (Menon et al. 2021,
+      arXiv:2007.07314)
     - learn_margin: m is a parameter, by class if class_margins is given, else one for all, kept in its domain, and
       the training loss is L − margin_reward·s·mean(m − m₀), m₀ the m of no margin. Without a reward it always
       shrinks, since dL/dm = −s(1−p_y)·dψ/dm ≥ 0. With reward ρ, CosFace settles where mean(1−p_y) = ρ.
@@ -55,9 +57,10 @@ class MarginHead(nn.Module):
     - sample: of the classes only some take part in a training step (`PartialFC`)
     - the rest as in `margin_softmax`
 
-    All of this is in `head.settings`. The weight is `head.weight`, (classes·centres, dim), never changed in forward. Under DDP, wrap the head (or the
-    model that contains it) like any module, unless it is sharded. Then `head.weight` is this rank's slice,
-    `head.layout` says which, and DDP or FSDP gets the network alone: the head's gradients are whole as they are.
+    All of this is in `head.settings`. The weight is `head.weight`, (classes·centres, dim), never changed in
+    forward. Under DDP, wrap the head (or the model that contains it) like any module, unless it is sharded.
+    Then `head.weight` is this rank's slice, `head.layout` says which, and DDP or FSDP gets the network alone:
+    the head's gradients are whole as they are.
     """
 
     scale: Tensor
@@ -102,10 +105,11 @@ class MarginHead(nn.Module):
             raise unknown_setting("MarginHead", *next(iter(unknown.items())), allowed=setting_names())
         super().__init__()
         self.settings = HeadSettings(
-            dim, classes, margin, scale=scale, bias=bias, unit_features=unit_features, unit_weight=unit_weight, rule=rule,
-            centres=centres, learn_scale=learn_scale, scale_floor=scale_floor, learn_margin=learn_margin,
-            margin_reward=margin_reward, gradient=gradient, ignore_index=ignore_index, label_smoothing=label_smoothing,
-            reduction=reduction, check=check, backend=backend, shard=shard, sample=sample,
+            dim, classes, margin, scale=scale, bias=bias, unit_features=unit_features, unit_weight=unit_weight,
+            rule=rule, centres=centres, learn_scale=learn_scale, scale_floor=scale_floor, learn_margin=learn_margin,
+            margin_reward=margin_reward, gradient=gradient, ignore_index=ignore_index,
+            label_smoothing=label_smoothing, reduction=reduction, check=check, backend=backend, shard=shard,
+            sample=sample,
         )  # fmt: skip
         self.training_backend: Backend | None = None  # set by FusedSGD(head, …)
         self._fixed_scale, self._first = Reading(), dict[str, Tensor]()
@@ -148,7 +152,8 @@ class MarginHead(nn.Module):
         return self.settings.margin
 
     def reset_parameters(self) -> None:
-        """Draw class weights of about unit length in random directions; bias, s, m and the number of steps as at first.
+        """Draw class weights of about unit length in random directions; bias, s, m and the number of steps as
+        at first.
 
         Sharded, the weights come from the shard's seed and are the same for every number of ranks.
         """
@@ -238,7 +243,7 @@ class MarginHead(nn.Module):
         return getattr(self.training_backend, "update", None)
 
     def by_class(self) -> dict[str, Tensor]:
-        """Return the tensors with a row for every class held here, by name: weight; bias, m and offsets if there are."""
+        """Return the tensors with rows for the classes held here: weight, and bias, m, offsets if there are such."""
         found: dict[str, Tensor] = {"weight": self.weight}
         if self.bias is not None and self.bias.dim():
             found["bias"] = self.bias
@@ -256,13 +261,13 @@ class MarginHead(nn.Module):
         return bounded(self.scale, self.settings.least_scale, math.inf) if self.settings.learn_scale else self.scale
 
     def current_margins(self) -> Tensor | None:
-        """Return m as the loss uses it before any warm-up: a learned one stays in its domain. None: the margin's own."""
+        """Return m as the loss uses it before any warm-up, a learned one in its domain. None: the margin's own."""
         if self.m is None or not self.settings.learn_margin:
             return self.m
         return bounded(self.m, *self.margin_bounds)
 
     def current_adjustment(self) -> Adjustment:
-        """Return what the schedules do to the margin now, as plain numbers: λ, strength, and the penalty on lengths."""
+        """Return what the schedules do now, as plain numbers: λ, strength, and the penalty on lengths."""
         return Adjustment(*(float(value) for value in self._adjustment()))
 
     def forward(self, features: Tensor, labels: Tensor | None = None, *, mix: checks.Mix | None = None) -> Tensor:
@@ -360,7 +365,8 @@ class MarginHead(nn.Module):
         return self.logits(features).softmax(-1)
 
     def scores(self, features: Tensor, labels: Tensor, *, cosines: bool = False) -> Scores:
-        """Return the target's angle and the rivals of a batch, for watching training; NaN in rows with ignore_index.
+        """Return the target's angle and the rivals of a batch, for watching training; NaN in rows with
+        ignore_index.
 
         Target and rivals are logits, so target > hardest is a right decision; with `cosines`, cosines: the nearest
         rival's angle is acos(hardest).

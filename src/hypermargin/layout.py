@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class ClassTable(NamedTuple):
     """The class rows that a call is computed against, and where its labels are among them.
 
-    A class has K rows, its centres, one after the other; K is 1 unless a head says otherwise. A batch has L labels per
-    row, 2 with mixup and else 1.
+    A class has K rows, its centres, one after the other; K is 1 unless a head says otherwise. A batch has L
+    labels per row, 2 with mixup and else 1.
     """
 
     weight: Tensor  # (C·K, d)
@@ -86,8 +86,8 @@ def look_up(table: Tensor, rows: Tensor) -> Tensor:
 class Layout:
     """What it takes to compute with classes that may be elsewhere. The base has them all here, and does nothing.
 
-    A batch goes through it in this order: `gather` (whose rows), `table` (which classes), `largest` and `shared` on the
-    way, `combine` (what every share says of a row), `own` (whose rows again).
+    A batch goes through it in this order: `gather` (whose rows), `table` (which classes), `largest` and
+    `shared` on the way, `combine` (what every share says of a row), `own` (whose rows again).
     """
 
     rank = 0
@@ -156,7 +156,7 @@ class Layout:
         return by_row
 
     def columns(self, logits: Tensor, batch: Batch) -> Tensor:
-        """Return the logits (N, C) of this process's rows against all classes, from those against the classes here."""
+        """Return (N, C) logits of this process's rows against all classes, from those against the classes here."""
         return logits
 
     def refuse_ddp(self, weight: Tensor) -> None:

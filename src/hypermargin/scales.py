@@ -1,4 +1,5 @@
-"""How large s has to be: bounds from the number of classes and the dimension, AdaCos, and the scale that is advised.
+"""How large s has to be: bounds from the number of classes and the dimension, AdaCos, and the scale that is
+advised.
 
 A margin may be given as a number, the m of CosFace (ψ(θ) = cos θ − m), or as any `Margin`.
 """
@@ -174,7 +175,7 @@ def advised_scale(classes: int, dim: int, margin: Margin) -> float:
 def needed_scale(
     scale: float | Tensor | str | None, unit_features: bool, classes: int, dim: int, margin: Margin | None
 ) -> float | Tensor:
-    """Return the scale that was given, found by the rule if it is "advised"; 1 for free features if none was given."""
+    """Return the scale that was given or is "advised"; 1 for free features if none was given."""
     if isinstance(scale, Tensor | int | float):
         return scale
     if scale is None and not unit_features:
@@ -182,9 +183,9 @@ def needed_scale(
     assert margin is not None  # a call without one is given a scale
     if scale is None:
         raise ValueError(
-            "scale must be given with unit features: cosines lie within 2 of each other, and with a scale of 1 the loss "
-            f'hardly falls. Use scale="advised" ({advised_scale(classes, dim, margin):g} for {classes:,} classes in {dim} '
-            "dimensions), or a number (64 in most papers)."
+            "scale must be given with unit features: cosines lie within 2 of each other, and with a scale of 1 the "
+            f'loss hardly falls. Use scale="advised" ({advised_scale(classes, dim, margin):g} for {classes:,} classes '
+            f"in {dim} dimensions), or a number (64 in most papers)."
         )
     if scale != "advised":
         raise TypeError(f'scale must be a number; got {scale!r}. "advised" finds one for so many classes.')

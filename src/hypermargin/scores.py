@@ -83,7 +83,7 @@ def logits(
     centres: int = 1,
     layout: Layout = WHOLE,
 ) -> Tensor:
-    """Return (N, C) logits without any margin, of each class's nearest centre; with several processes, of own rows."""
+    """Return (N, C) logits without any margin, of each class's nearest centre; with several ranks, of own rows."""
     batch = layout.gather(
         lambda: check_batch(features, weight, None, layout, scale=scale, bias=bias, centres=centres, check=False),
         "logits", weight,
@@ -101,7 +101,8 @@ def logits(
 
 
 def adacos_step(found: Scores, before: Tensor, floor: float) -> Tensor:
-    """Return s_t = ln B / cos min(π/4, median θ_y), B = mean_i Σ_{j≠y} exp(s_{t−1} cos θ_ij), from scores at s_{t−1}.
+    """Return s_t = ln B / cos min(π/4, median θ_y), B = mean_i Σ_{j≠y} exp(s_{t−1} cos θ_ij), from scores at
+    s_{t−1}.
 
     Zhang et al. 2019 (arXiv:1905.00292), with B as a log-sum-exp, a floor (C = 2 would give s = 0), and no update
     from a batch without rivals or labels.

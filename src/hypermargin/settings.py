@@ -24,8 +24,8 @@ AUTOMATIC_SCALES = ("advised", "adacos", "adacos-dynamic")
 class HeadSettings:
     """What a head was made with. What changes in training (weights, s, m, counters) is in the head's state_dict.
 
-    The fields are arguments of `MarginHead`, where they are explained. `scale` is None only in the making: it becomes 1
-    for free features.
+    The fields are arguments of `MarginHead`, where they are explained. `scale` is None only in the making: it
+    becomes 1 for free features.
     """
 
     dim: int
@@ -64,8 +64,8 @@ class HeadSettings:
             checks.instance("sample", self.sample, PartialFC, "PartialFC(rate=0.1)")
             if self.label_smoothing:
                 raise ValueError(
-                    f"label_smoothing={self.label_smoothing:g} is about every class, and sample={self.sample} leaves "
-                    "most out; choose one."
+                    f"label_smoothing={self.label_smoothing:g} is about every class, and sample={self.sample} "
+                    "leaves most out; choose one."
                 )
         checks.combination(self.rule, self.unit_weight, self.centres, self.label_smoothing, False, True)
         self._check_scale()
@@ -117,7 +117,7 @@ class HeadSettings:
 
 
 class HeadOverrides(TypedDict, total=False):
-    """What `create_head` takes besides its name, dim and classes: fields of the margin and the rule, then `MarginHead`'s."""
+    """What `create_head` takes besides name, dim and classes: fields of margin and rule, and `MarginHead`'s."""
 
     m: float
     m1: float

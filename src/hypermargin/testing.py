@@ -159,11 +159,13 @@ def check_backend(
     float64: bool = True,
     device: torch.device | str = "cpu",
 ) -> None:
-    """Raise `LawBroken` unless a backend computes what `Dense` does, on every kind of input and with every rule it takes.
+    """Raise `LawBroken` unless a backend computes what `Dense` does, on every kind of input and with every rule
+    it takes.
 
-    `backend` is an object with the methods of `hypermargin.backends.Backend`, or a registered name. In float64 values and
-    gradients must agree to 1e-9; in float32 the error may be `float32_factor` times that of dense in float32, plus a
-    floor. float64=False is for backends that know float32 only. Rules that `fitted` refuses are left out.
+    `backend` is an object with the methods of `hypermargin.backends.Backend`, or a registered name. In float64
+    values and gradients must agree to 1e-9; in float32 the error may be `float32_factor` times that of dense in
+    float32, plus a floor. float64=False is for backends that know float32 only. Rules that `fitted` refuses are
+    left out.
     """
     found, problems = find_backend(backend), []
     every = [SOFTMAX, *(rules.get(name)() for name in rules.names() if name != SOFTMAX.name)]

@@ -75,7 +75,7 @@ def test_it_is_refused_for_what_it_does_not_do(named):
     x, W, y = torch.randn(3, 4), torch.randn(5, 4), torch.tensor([0, 1, 2])
     with pytest.raises(ValueError, match="knows softmax's rule alone"):
         hm.margin_softmax(x, W, y, ArcFace(), scale=8.0, rule=hm.rules.MVSoftmax(), backend="rowbyrow")
-    with pytest.raises(ValueError, match="backend must be one of .*'rowbyrow'; got 'rowbyrown'.*Did you mean"):
+    with pytest.raises(ValueError, match=r"backend must be one of .*'rowbyrow'; got 'rowbyrown'.*Did you mean"):
         hm.margin_softmax(x, W, y, ArcFace(), scale=8.0, backend="rowbyrown")
     with pytest.raises(TypeError, match="an object with fitted, explain and __call__"):
         hm.margin_softmax(x, W, y, ArcFace(), scale=8.0, backend=RowByRow)

@@ -1,7 +1,7 @@
 """Who does the N×C work, the only code that does: products against every class, and what the rivals add up to.
 
-It knows nothing of margins. `Dense` is the definition that every other backend is measured against, `Chunked` never holds
-the N×C matrix, `Triton` does it in fused kernels, "auto" chooses. `register_backend` adds yours.
+It knows nothing of margins. `Dense` is the definition that every other backend is measured against, `Chunked`
+never holds the N×C matrix, `Triton` does it in fused kernels, "auto" chooses. `register_backend` adds yours.
 """
 
 from hypermargin.backends.auto import Auto, explain_backend

@@ -44,7 +44,8 @@ class Auto:
         if torch.is_autocast_enabled("cuda") and call.dtype == torch.float32:
             return Triton(), f"{many} tiles, never held."
         return Chunked(), (
-            f"{many} blocks, never held. (Under autocast it would be triton; blocks are faster with float32 operands.)"
+            f"{many} blocks, never held. (Under autocast it would be triton; blocks are faster with float32 "
+            "operands.)"
         )
 
     def __call__(

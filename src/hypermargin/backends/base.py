@@ -50,9 +50,9 @@ class Call(NamedTuple):
 class Backend(Protocol):
     """Who does the N×C work: an object with settings, passed in or found by name.
 
-    `testing.check_backend` holds any backend to the definition, which is `Dense` in float64. One autograd node (or plain
-    autograd) owns the weight's gradient, the label rows' share included; dR/dz is exactly 0 at label columns; gradients
-    have the dtypes of what they belong to.
+    `testing.check_backend` holds any backend to the definition, which is `Dense` in float64. One autograd node
+    (or plain autograd) owns the weight's gradient, the label rows' share included; dR/dz is exactly 0 at label
+    columns; gradients have the dtypes of what they belong to.
     """
 
     def fitted(self, call: Call) -> Backend:

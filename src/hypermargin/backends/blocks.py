@@ -114,8 +114,8 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return rows (N, K, d), rivals (N,), Σ w̃ (d,) or (0,), hardest (N,) or (0,).
 
-    For the backward: norms (C,) or (0,), whether exp z was taken without a maximum, and those exp z of the first `kept`
-    classes.
+    For the backward: norms (C,) or (0,), whether exp z was taken without a maximum, and those exp z of the
+    first `kept` classes.
     """
     N, C = f.shape[0], weight.shape[0]
     kind = _operand_dtype(f, operands)

@@ -108,7 +108,7 @@ def autocast_operands(device: torch.device) -> str | None:
 
 
 def chunk_for(rows: int, classes: int, device: torch.device) -> int:
-    """Return how many classes a block has: large enough for products at full speed, small enough for cache and memory."""
+    """Return the classes per block: enough for products at full speed, few enough for cache and memory."""
     block = 2**27 if device.type == "cuda" else 2**21  # numbers in z: 512 MB on a GPU, 8 MB on a CPU
     size = max(block // max(rows, 1), 1024)
     size = min(size, 262144 if device.type == "cuda" else 8192)

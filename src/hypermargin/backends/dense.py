@@ -68,7 +68,7 @@ def _without_labels(z: Tensor, table: ClassTable, value: float) -> Tensor:
 
 
 def label_mask(local: Tensor, inside: Tensor, classes: int) -> Tensor:
-    """Tell for each row and class, (N, C), whether it is a label. A spare column takes labels that are not inside."""
+    """Return (N, C): is this class a label of this row? A spare column takes labels that are not inside."""
     mask = torch.zeros(local.shape[0], classes + 1, dtype=torch.bool, device=local.device)
     return mask.scatter(1, local.masked_fill(~inside, classes), True)[:, :classes]
 

@@ -73,18 +73,18 @@ class Margin:
     def __post_init__(self) -> None:
         check_fields(
             self,
-            "Per-class, per-row and learned margins are given to the head (class_margins=, learn_margin=True) or to "
-            "margin_softmax(m=…).",
+            "Per-class, per-row and learned margins are given to the head (class_margins=, learn_margin=True) or "
+            "to margin_softmax(m=…).",
         )
 
 
 class RowMargin(nn.Module):
     """Where the m of each row comes from. The base gives what it is given and has no state.
 
-    A source of your own is a module whose `forward` returns m as a tensor, one per row: (N, 1), with a last dimension if
-    the margin has several numbers. State goes into buffers; `forward` works out what follows, `advance` makes it so, after
-    the loss was computed and in training only. With a sharded head every rank sees the rows of all ranks, so that all
-    work out the same.
+    A source of your own is a module whose `forward` returns m as a tensor, one per row: (N, 1), with a last
+    dimension if the margin has several numbers. State goes into buffers; `forward` works out what follows,
+    `advance` makes it so, after the loss was computed and in training only. With a sharded head every rank sees
+    the rows of all ranks, so that all work out the same.
     """
 
     def forward(self, m: Tensor | None, rows: RowFacts) -> Tensor | None:

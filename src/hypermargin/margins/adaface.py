@@ -20,12 +20,13 @@ EDGE = 1e-3  # angles are kept this far from 0 and π, as in the paper's code
 class AdaFace(Margin):
     """ψ(θ) = cos(θ − m·q) − m·(1 + q), the angle kept in [0.001, π − 0.001].
 
-    q in [−1, 1] is the row's quality, in a head from the length of its feature against the running mean μ and deviation σ:
+    q in [−1, 1] is the row's quality, in a head from the length of its feature against the running mean μ and
+    deviation σ:
 
         q = clip(h·(|x| − μ)/(σ + 0.001), −1, 1),     |x| clipped to [0.001, 100], without gradient
 
-    q = −1 is ArcFace's margin, 0 CosFace's, 1 cos(θ − m) − 2m. μ and σ begin at 20 and 100 and are moved by `momentum`
-    towards the batch's before use. By itself, without a head, q is 0.
+    q = −1 is ArcFace's margin, 0 CosFace's, 1 cos(θ − m) − 2m. μ and σ begin at 20 and 100 and are moved by
+    `momentum` towards the batch's before use. By itself, without a head, q is 0.
     """
 
     formula = "cos(θ − m·q) − m·(1 + q)"
@@ -72,8 +73,7 @@ class NormStatistics(RowMargin):
             self._next = mean, deviation
         q = (self.margin.h * (norm - mean) / (deviation + 1e-3)).clamp(-1.0, 1.0)
         m = constant(self.margin.m, norm) if m is None else m.to(norm.dtype)
-        shape = torch.broadcast_shapes(m.shape, q.shape)
-        return torch.stack((m.expand(shape), q.expand(shape)), -1)
+        return torch.stack((m + 0 * q, q + 0 * m), -1)
 
     def _moved(self, norm: Tensor, used: Tensor, mean: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor]:
         """Return the statistics after this batch; fewer than two rows have no deviation and move nothing."""

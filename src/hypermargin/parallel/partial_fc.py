@@ -119,10 +119,8 @@ class Sampled(Layout):
         local = rows_of(sample.find(local), centres)
         m = None if batch.class_m is None else batch.class_m.index_select(0, sample.rows)
         weight = pick_rows(weight, rows)
-        return never_empty(
-            ClassTable(weight, unit, bias_by_row(bias, weight, batch, centres), local, local >= 0, centres, by_centre(m, centres),
-                       raised=sample.bound)
-        )  # fmt: skip
+        bias, m = bias_by_row(bias, weight, batch, centres), by_centre(m, centres)
+        return never_empty(ClassTable(weight, unit, bias, local, local >= 0, centres, m, raised=sample.bound))
 
     def combine(
         self, table: ClassTable, aggregate: Aggregate, share: Share, bound: float | Tensor | None = None
@@ -130,7 +128,8 @@ class Sampled(Layout):
         """Return what the other layout makes of it."""
         if self.settings.correct and aggregate is not LOG_SUM_EXP:
             raise ValueError(
-                f"PartialFC(correct=True) raises the logits of a log-sum-exp; a {aggregate.name} has none. Leave it out."
+                f"PartialFC(correct=True) raises the logits of a log-sum-exp; a {aggregate.name} has none. Leave it "
+                "out."
             )
         return self.inner.combine(table, aggregate, share, bound)
 

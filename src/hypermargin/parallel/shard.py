@@ -109,8 +109,8 @@ def class_range(classes: int, rank: int, world: int) -> tuple[int, int]:
 class Sharded(Layout):
     """`total` classes on the ranks of a process group, of which this process holds the slice of `rank`."""
 
-    def __init__(self, total: int, rank: int = 0, world: int = 1, shard: Shard = Shard()) -> None:
-        self.total, self.rank, self.world, self.shard = total, rank, world, shard
+    def __init__(self, total: int, rank: int = 0, world: int = 1, shard: Shard | None = None) -> None:
+        self.total, self.rank, self.world, self.shard = total, rank, world, shard or Shard()
         self.start, self.stop = class_range(total, rank, world)
 
     @property
@@ -266,7 +266,7 @@ class Sharded(Layout):
         return words
 
     def shared(self, x: Tensor) -> Tensor:
-        """Return a parameter that all ranks hold alike, for use in this rank's share; its gradients are added up."""
+        """Return a parameter that all ranks hold alike, for use in a share; its gradients are added up."""
         return messages.spread(x, self.group) if self.world > 1 and x.requires_grad else x
 
     def sum(self, x: Tensor) -> Tensor:
@@ -298,8 +298,9 @@ class Sharded(Layout):
     ) -> Share:
         """Return what all classes say of every row, in one SUM over the ranks.
 
-        Without a `bound` that is known as a number, the largest R of each row is found first, unless R is a plain sum.
-        Sums are float64: exp(R − bound) would leave float32's range from bound = 43 on; T comes through exactly.
+        Without a `bound` that is known as a number, the largest R of each row is found first, unless R is a
+        plain sum. Sums are float64: exp(R − bound) would leave float32's range from bound = 43 on; T comes
+        through exactly.
         """
         if self.world == 1:
             return share

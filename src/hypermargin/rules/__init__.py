@@ -1,4 +1,7 @@
-"""ρ, what a rival counts as, one file per paper. `names()` lists them, `get(name)` finds one, `@register(name)` adds yours."""
+"""ρ, what a rival counts as, one file per paper.
+
+`names()` lists them, `get(name)` finds one, `@register(name)` adds yours.
+"""
 
 from hypermargin.rules._base import LOG_SUM_EXP, SUM_OF_SOFTPLUS, Aggregate, Rule, RuleAtRows, get, names, register
 from hypermargin.rules.mv_softmax import MVSoftmax

@@ -82,14 +82,14 @@ Aggregate = LogSumExp | SumOfSoftplus
 class Rule:
     """ρ: what the cosine of a rival counts as. The base leaves it as it is, and the loss is softmax's.
 
-    With s the length of the scaled feature, b_j an offset and τ_i a threshold of the row (its own margined cosine ψ,
-    without gradient):
+    With s the length of the scaled feature, b_j an offset and τ_i a threshold of the row (its own margined
+    cosine ψ, without gradient):
 
         ρ_ij = s·ρ(cos θ_ij; τ_i) + b_j,     R_i = aggregate of ρ_ij over j ≠ y,     L_i = link(R_i, T_i)
 
-    A rule is a frozen dataclass of numbers and words. Subclass, define `rho` and its derivative `slope`, decorate with
-    `@register("name")`, and every head, the dense and the chunked backend, the shards and the laws know it. Both
-    methods must treat each entry by itself and be made of differentiable torch operations.
+    A rule is a frozen dataclass of numbers and words. Subclass, define `rho` and its derivative `slope`,
+    decorate with `@register("name")`, and every head, the dense and the chunked backend, the shards and the
+    laws know it. Both methods must treat each entry by itself and be made of differentiable torch operations.
     """
 
     name: ClassVar[str] = ""

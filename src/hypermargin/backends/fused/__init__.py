@@ -47,9 +47,9 @@ class Triton:
     - chunk: classes a chunk, a multiple of 256; by default chosen from the number of rows
     - tune: measure which tiles are fastest on this GPU for such calls, once (some seconds), and keep the answer in
       ~/.cache/hypermargin. Without it, tiles tuned on an H200.
-    - update: an optimiser that takes the weight's gradient in the backward and changes the weight there (`FusedSGD`).
-      Without one, as in Megatron, the gradient is added to `weight.main_grad`, if there is such a float32 tensor, and
-      else returned to autograd.
+    - update: an optimiser that takes the weight's gradient in the backward and changes the weight there
+      (`FusedSGD`). Without one, as in Megatron, the gradient is added to `weight.main_grad`, if there is such a
+      float32 tensor, and else returned to autograd.
     """
 
     memory: float = 4096
@@ -134,8 +134,8 @@ class Triton:
                 )
         elif sink.param_groups[0]["params"][0] is not weight:
             raise ValueError(
-                "Triton(update=FusedSGD(…)) belongs to another weight. Make a new one for the head as it is now; for a "
-                "sample of the classes, SampledSGD is the optimiser."
+                "Triton(update=FusedSGD(…)) belongs to another weight. Make a new one for the head as it is now; for "
+                "a sample of the classes, SampledSGD is the optimiser."
             )
         if torch.compiler.is_compiling():
             raise RuntimeError(
