@@ -190,7 +190,7 @@ def target_of(rows: ScaledRows, label_rows: Tensor, table: ClassTable) -> Target
         directions, norms = polar(label_rows)
         norm = norms.squeeze(-1)
     angle = angle_between(rows.direction.unsqueeze(1), directions)
-    products = product.view(len(product), -1, table.centres)
+    products = product.view(len(product), product.shape[1] // table.centres, table.centres)
     if table.centres > 1:
         nearest = products.detach().argmax(-1, keepdim=True)
 

@@ -243,7 +243,7 @@ class MarginHead(nn.Module):
         return getattr(self.training_backend, "update", None)
 
     def by_class(self) -> dict[str, Tensor]:
-        """Return the tensors with rows for the classes held here: weight, and bias, m, offsets if there are such."""
+        """Return the tensors with rows for the classes held here: weight; bias, m and offsets where there are."""
         found: dict[str, Tensor] = {"weight": self.weight}
         if self.bias is not None and self.bias.dim():
             found["bias"] = self.bias

@@ -184,8 +184,8 @@ def needed_scale(
     if scale is None:
         raise ValueError(
             "scale must be given with unit features: cosines lie within 2 of each other, and with a scale of 1 the "
-            f'loss hardly falls. Use scale="advised" ({advised_scale(classes, dim, margin):g} for {classes:,} classes '
-            f"in {dim} dimensions), or a number (64 in most papers)."
+            f'loss hardly falls. Use scale="advised" ({advised_scale(classes, dim, margin):g} for {classes:,} '
+            f"classes in {dim} dimensions), or a number (64 in most papers)."
         )
     if scale != "advised":
         raise TypeError(f'scale must be a number; got {scale!r}. "advised" finds one for so many classes.')

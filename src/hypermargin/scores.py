@@ -96,7 +96,7 @@ def logits(
         if table.is_empty:
             z = z[:, :0]
         if centres > 1:
-            z = z.view(len(z), -1, centres).amax(-1)
+            z = z.view(len(z), z.shape[1] // centres, centres).amax(-1)
         return layout.columns(z, batch)
 
 

@@ -94,8 +94,8 @@ def by_class(target: MarginHead | Weights) -> dict[str, Tensor]:
     rows = target.by_class()
     if target.settings.centres > 1:
         raise ValueError(
-            f"head has {target.settings.centres} centres per class; classes can be changed, cut and joined with one "
-            "only."
+            f"head has {target.settings.centres} centres per class; classes can be changed, cut and joined with "
+            "one only."
         )
     if target.settings.shard is not None or len(rows["weight"]) != target.classes:
         raise ValueError(

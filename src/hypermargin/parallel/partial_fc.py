@@ -128,8 +128,8 @@ class Sampled(Layout):
         """Return what the other layout makes of it."""
         if self.settings.correct and aggregate is not LOG_SUM_EXP:
             raise ValueError(
-                f"PartialFC(correct=True) raises the logits of a log-sum-exp; a {aggregate.name} has none. Leave it "
-                "out."
+                f"PartialFC(correct=True) raises the logits of a log-sum-exp; a {aggregate.name} has none. Leave "
+                "it out."
             )
         return self.inner.combine(table, aggregate, share, bound)
 

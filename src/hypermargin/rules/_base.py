@@ -34,7 +34,7 @@ class LogSumExp:
 
     def gradient(self, rho: Tensor, R: Tensor) -> Tensor:
         """Return dR/dρ, for ρ (N, C) and R (N,)."""
-        none = -math.inf == R
+        none = R.isneginf()
         return (rho - R.masked_fill(none, math.inf)[:, None]).exp()
 
     def to_share(self, R: Tensor, shift: Tensor | float) -> Tensor:

@@ -134,8 +134,8 @@ class Triton:
                 )
         elif sink.param_groups[0]["params"][0] is not weight:
             raise ValueError(
-                "Triton(update=FusedSGD(…)) belongs to another weight. Make a new one for the head as it is now; for "
-                "a sample of the classes, SampledSGD is the optimiser."
+                "Triton(update=FusedSGD(…)) belongs to another weight. Make a new one for the head as it is now; "
+                "for a sample of the classes, SampledSGD is the optimiser."
             )
         if torch.compiler.is_compiling():
             raise RuntimeError(
