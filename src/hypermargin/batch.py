@@ -60,22 +60,24 @@ def check_batch(
     checks.features_and_weight(features, weight)
     layout.check_weight(weight, centres)
     N, here = features.shape[0], weight.shape[0] // centres
-    checks.class_bias(bias, here, features.device)
-    scale = needed_scale(scale, unit_features, layout.classes(here), features.shape[1], margin)
+    if bias is not None:
+        checks.class_bias(bias, here, features.device)
+    if not isinstance(scale, Tensor | float):
+        scale = needed_scale(scale, unit_features, layout.classes(here), features.shape[1], margin)
     checks.row_scale(scale, N)
     if labels is None:
         return Batch(features, torch.empty(N, 0, dtype=torch.int64, device=features.device), None, scale)
     checks.labels_like("labels", labels, N, features.device)
-    checks.mixture(mix, N, features.device)
-    both = {"labels": labels} if mix is None else {"labels": labels, "mix[0] (other_labels)": mix[0]}
-    y = torch.stack([each.long() for each in both.values()], 1)
-    used = (y != ignore_index).all(1)
-    all_used = False
-    if checks.wanted(check, features, labels):
-        for name, each in both.items():
-            checks.label_values(name, each, layout.classes(here), ignore_index)
-        all_used = _check_values("features", features, used, scale)
-    found = _with_margins(features, y, None if all_used else used, scale, margin, m, here)
+    both, y = {"labels": labels}, labels.long().unsqueeze(1)
+    if mix is not None:
+        checks.mixture(mix, N, features.device)
+        both["mix[0] (other_labels)"] = mix[0]
+        y = torch.cat((y, mix[0].long().unsqueeze(1)), 1)
+    if not checks.wanted(check, features, labels):
+        used: Tensor | None = (y != ignore_index).all(1)
+    else:
+        used = _checked_rows("features", features, both, y, scale, layout.classes(here), ignore_index)
+    found = _with_margins(features, y, used, scale, margin, m, here)
     return found if mix is None else found._replace(share=mix[1])
 
 
@@ -95,21 +97,31 @@ def check_cosines(
     checks.labels_like("labels", labels, N, cosines.device)
     s = needed_scale(scale, True, classes, classes, margin)
     checks.row_scale(s, N)
-    used = labels != ignore_index
-    all_used = False
-    if checks.wanted(check, cosines, labels):
-        checks.label_values("labels", labels, classes, ignore_index)
-        checks.cosine_values(cosines[used])
-        all_used = _check_values("cosines", cosines, used, s)
     y = labels.long().unsqueeze(1)
-    return _with_margins(cosines, y, None if all_used else used, s, margin, m, classes)
+    if not checks.wanted(check, cosines, labels):
+        return _with_margins(cosines, y, labels != ignore_index, s, margin, m, classes)
+    used = _checked_rows("cosines", cosines, {"labels": labels}, y, s, classes, ignore_index)
+    checks.cosine_values(cosines if used is None else cosines[used])
+    return _with_margins(cosines, y, used, s, margin, m, classes)
 
 
-def _check_values(name: str, x: Tensor, used: Tensor, scale: float | Tensor) -> bool:
-    """Read values: no NaN where it counts, a positive scale. Return whether every row counts."""
+def _checked_rows(
+    name: str,
+    x: Tensor,
+    labels: dict[str, Tensor],
+    y: Tensor,
+    scale: float | Tensor,
+    classes: int,
+    ignore_index: int,
+) -> Tensor | None:
+    """Read labels, features and scale. Return which rows count; None if all do."""
+    each_is_a_class = [checks.label_values(of, each, classes, ignore_index) for of, each in labels.items()]
+    used = None
+    if not all(each_is_a_class) or 0 <= ignore_index < classes:
+        used = (y != ignore_index).all(1)
     checks.finite_rows(name, x, used)
     checks.positive_values("scale", scale)
-    return bool(used.all())
+    return None if used is None or bool(used.all()) else used
 
 
 def _with_margins(
@@ -178,7 +190,8 @@ class Target(NamedTuple):
 
     product: Tensor  # ⟨f, w̃_y⟩: linear in f, so its gradient is w̃_y even where f or w̃_y is zero
     angle: Tensor  # between f and W_y, in [0, π]; π/2 for zero rows
-    norm: Tensor | float  # |w̃_y|; 1 if the weight is normalised
+    length: Tensor  # |f||w̃_y|; (N, 1) if the weight is normalised
+    norm: Tensor | None  # |w̃_y|; None if it is 1
     products: Tensor  # (N, L, K)  of every centre
 
 
@@ -198,4 +211,4 @@ def target_of(rows: ScaledRows, label_rows: Tensor, table: ClassTable) -> Target
             return by_centre.view_as(products).gather(-1, nearest).squeeze(-1)
 
         product, angle, norm = pick(product), pick(angle), None if norm is None else pick(norm)
-    return Target(product, angle, 1.0 if norm is None else norm, products)
+    return Target(product, angle, rows.length if norm is None else rows.length * norm, norm, products)

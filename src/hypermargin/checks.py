@@ -69,10 +69,14 @@ def wanted(check: bool | str, *tensors: Tensor) -> bool:
     """Should values be read? "auto": in eager mode on the CPU only, and not inside a torch.func transform."""
     if check is True or check is False:
         return check
-    one_of("check", check, ("auto",))
+    if check != "auto":
+        one_of("check", check, ("auto",))
     if torch.compiler.is_compiling():
         return False
-    return all(t.device.type == "cpu" and not torch._C._functorch.is_functorch_wrapped_tensor(t) for t in tensors)
+    for t in tensors:  # noqa: SIM110  # called at every loss, where a generator costs more than a loop
+        if t.device.type != "cpu" or torch._C._functorch.is_functorch_wrapped_tensor(t):
+            return False
+    return True
 
 
 def _matrix(name: str, tensor: object, shape: str) -> None:
@@ -115,10 +119,8 @@ def features_and_weight(features: Tensor, weight: Tensor) -> None:
     _same_device("weight", weight, features.device)
 
 
-def class_bias(bias: Tensor | None, classes: int, device: torch.device) -> None:
-    """Require one number per class, one for all, or none."""
-    if bias is None:
-        return
+def class_bias(bias: Tensor, classes: int, device: torch.device) -> None:
+    """Require one number per class, or one for all."""
     if tuple(bias.shape) not in ((), (classes,)):
         raise ValueError(f"bias must have shape ({classes},), one per class, or (); got {tuple(bias.shape)}.")
     _same_device("bias", bias, device)
@@ -154,10 +156,8 @@ def margin_tensor(m: Tensor | None, numbers: int | None, rows: int, classes: int
         )
 
 
-def mixture(mix: Mix | None, rows: int, device: torch.device) -> None:
+def mixture(mix: Mix, rows: int, device: torch.device) -> None:
     """(other_labels, weight): ids like `labels`, and the share of `labels` in [0, 1]."""
-    if mix is None:
-        return
     if not isinstance(mix, tuple) or len(mix) != 2:
         raise TypeError(f"mix must be a pair (other_labels, weight); got {type(mix).__name__}.")
     labels_like("mix[0] (other_labels)", mix[0], rows, device)
@@ -177,10 +177,13 @@ def loss_options(
     margin_object(margin)
     if not hasattr(rule, "aggregate") or isinstance(rule, type):
         raise TypeError(f"rule must be a Rule such as rules.MVSoftmax(t=0.2); got {rule!r}.")
-    one_of("gradient", gradient, ("exact", "straight"))
-    one_of("reduction", reduction, ("mean", "sum", "none"))
-    in_range("label_smoothing", label_smoothing, 0.0, 1.0)
-    if not isinstance(lam, Tensor):
+    if gradient not in ("exact", "straight"):
+        one_of("gradient", gradient, ("exact", "straight"))
+    if reduction not in ("mean", "sum", "none"):
+        one_of("reduction", reduction, ("mean", "sum", "none"))
+    if label_smoothing != 0.0:
+        in_range("label_smoothing", label_smoothing, 0.0, 1.0)
+    if not isinstance(lam, Tensor) and lam != 0.0:
         in_range("lam", lam, 0.0, math.inf)
 
 
@@ -202,7 +205,8 @@ def combination(
     rule: Rule, unit_weight: bool, centres: int, label_smoothing: float, mixed: bool, all_classes: bool
 ) -> None:
     """Require options that go together."""
-    count("centres", centres)
+    if centres != 1:
+        count("centres", centres)
     if label_smoothing and not all_classes:
         raise ValueError(
             f"label_smoothing={label_smoothing:g} is about every class, and a sample leaves most out; choose one."
@@ -219,26 +223,28 @@ def combination(
         raise ValueError(f"rule={rule} has a threshold per row, and mix gives a row two targets; choose one.")
 
 
-def label_values(name: str, labels: Tensor, classes: int, ignore_index: int) -> None:
-    """Every label in [0, classes) or equal to ignore_index."""
+def label_values(name: str, labels: Tensor, classes: int, ignore_index: int) -> bool:
+    """Require labels in [0, classes) or equal to ignore_index. Return whether all are in [0, classes)."""
     if labels.numel() == 0:
-        return
+        return True
     low, high = labels.aminmax()
     if int(low) >= 0 and int(high) < classes:
-        return  # the usual case, in one operation
+        return True  # the usual case, in one operation
     bad = ((labels < 0) | (labels >= classes)) & (labels != ignore_index)
     if bool(bad.any()):
         row = int(bad.nonzero()[0, 0])
         got = int(labels[row])
         why = "Labels start at 0." if got >= 0 else f"Rows to leave out carry ignore_index={ignore_index}."
         raise ValueError(f"{name} must lie in [0, {classes}); got {got} at row {row}. {why}")
+    return False
 
 
-def finite_rows(name: str, tensor: Tensor, used: Tensor) -> None:
+def finite_rows(name: str, tensor: Tensor, used: Tensor | None) -> None:
     """No NaN and no inf in the rows that count."""
-    if math.isfinite(tensor.detach().sum()):
+    if math.isfinite(tensor.detach().sum().item()):
         return  # the usual case, in one operation; a sum may also overflow, so look closer before complaining
-    bad = ~torch.isfinite(tensor).all(-1) & used
+    bad = ~torch.isfinite(tensor).all(-1)
+    bad = bad if used is None else bad & used
     if bool(bad.any()):
         row = int(bad.nonzero()[0, 0])
         what = "NaN" if bool(tensor[row].isnan().any()) else "inf"
@@ -252,7 +258,7 @@ def positive_values(name: str, tensor: float | Tensor) -> None:
     """Every entry above zero."""
     if not isinstance(tensor, Tensor) or not tensor.numel():
         return
-    if not (tensor.detach().amin() if tensor.dim() else tensor.detach()) > 0:
+    if not (tensor.detach().amin() if tensor.dim() else tensor).item() > 0:
         raise ValueError(f"{name} must be positive; got {float(tensor.min()):g}. Give a learned scale a floor.")
 
 

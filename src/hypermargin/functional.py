@@ -105,7 +105,7 @@ def margin_softmax(
         threshold = layout.sum(table.own(psi.ahead(rows, table))) if rule.needs_threshold else None
         rivals = table.rivals(backend, rows.f, rule.at(rows.length, threshold), rival_sum=label_smoothing > 0)
         own = target_of(rows, rivals.rows, table)  # product, angle and norm from the rows of the labels
-        T = own.product + rows.length * own.norm * psi.lift(own.angle)
+        T = own.product + own.length * psi.lift(own.angle)
         share = _share(rivals, T, own, table, rows, rule, [term(facts) for term in row_terms])
         bounded = unit_features and unit_weight and bias is None and rule.is_softmax
         whole = layout.combine(table, rule.aggregate, share, bound=rows.s if bounded else None)
@@ -139,7 +139,7 @@ def margin_cross_entropy(
         y, c = batch.classes(), batch.clean(wide_dtype(cosines))
         s, c_y = column(batch.scale, c.dtype), c.gather(1, y)
         psi = _Psi(margin, batch.m if batch.class_m is None else look_up(batch.class_m, y), lam, gradient)
-        T, z = s * (c_y + psi.lift_of_cosine(c_y)), s * c
+        T, z = s * (c_y + psi.lift(c_y, is_cosine=True)), s * c
         rival_sum = z.scatter(1, y, 0.0).sum(1) if label_smoothing else None
         whole = Share(log_sum_exp(z.scatter(1, y, -math.inf)), T, rival_sum=rival_sum)
         loss = _linked(SOFTMAX, whole, batch, s, label_smoothing, c.shape[1])
@@ -154,19 +154,13 @@ class _Psi(NamedTuple):
     lam: float | Tensor
     gradient: str
 
-    def lift(self, angle: Tensor) -> Tensor:
-        """Return what the margin adds to the target's cosine: (ψ − cos θ)/(1 + λ).
+    def lift(self, at: Tensor, *, is_cosine: bool = False) -> Tensor:
+        """Return what the margin adds to the target's cosine: (ψ − cos θ)/(1 + λ), at angles or at cosines.
 
         Adding it to the plain product, rather than replacing that by |f||w|ψ, keeps the product's own gradient
         exact where a zero row leaves the angle without one: a zero-initialised classifier still learns.
         """
-        return self._blended(self.margin.psi(angle, self.m) - angle.cos())
-
-    def lift_of_cosine(self, cosine: Tensor) -> Tensor:
-        """Return the same from the cosine."""
-        return self._blended(self.margin.psi_of_cosine(cosine, self.m) - cosine)
-
-    def _blended(self, lift: Tensor) -> Tensor:
+        lift = self.margin.psi_of_cosine(at, self.m) - at if is_cosine else self.margin.psi(at, self.m) - at.cos()
         if isinstance(self.lam, Tensor) or self.lam:
             lift = lift / (1 + self.lam)
         return lift.detach() if self.gradient == "straight" else lift
@@ -223,6 +217,6 @@ def _linked(rule: Rule, whole: Share, batch: Batch, s: float | Tensor, smoothing
 
 def _reduced(loss: Tensor, used: Tensor | None, reduction: str) -> Tensor:
     """Return the sum, or the mean over the rows that count; 0 if there are none."""
-    if reduction == "sum":
+    if reduction == "sum" or len(loss) == 0:
         return loss.sum()
-    return loss.sum() / (max(len(loss), 1) if used is None else used.sum().clamp(min=1))
+    return loss.mean() if used is None else loss.sum() / used.sum().clamp(min=1)

@@ -283,14 +283,16 @@ class MarginHead(nn.Module):
             features,
             self.weight,
             labels,
-            self.margin,
+            settings.margin,
             # A fixed s as a number bounds the logits, which saves the ranks one round of messages.
             scale=self._fixed_scale(scale) if layout.world > 1 and scale is self.scale else scale,
-            bias=self._bias_with_offsets(),
-            **settings.sides,
+            bias=self.bias if self.offsets is None else self._bias_with_offsets(self.offsets),
+            unit_features=settings.unit_features,
+            unit_weight=settings.unit_weight,
             rule=settings.rule,
+            centres=settings.centres,
             gradient=settings.gradient,
-            m=self._at_strength(m, adjustment.strength),
+            m=self._at_strength(m, adjustment.strength) if isinstance(adjustment.strength, Tensor) else m,
             lam=adjustment.lam,
             row_margin=self.row_margin,
             row_terms=cast("Sequence[RowTerm]", self.row_terms),
@@ -316,10 +318,10 @@ class MarginHead(nn.Module):
             return self.layout
         return Sampled(self.layout, sample, snapshot(self.sampled_steps))
 
-    def _bias_with_offsets(self) -> Tensor | None:
-        if self.offsets is None or self.bias is None:
-            return self.bias if self.offsets is None else self.offsets
-        return self.layout.shared(self.bias) + self.offsets if self.bias.dim() == 0 else self.bias + self.offsets
+    def _bias_with_offsets(self, offsets: Tensor) -> Tensor:
+        if self.bias is None:
+            return offsets
+        return offsets + (self.bias if self.bias.dim() else self.layout.shared(self.bias))
 
     def _advance(self, scale: Tensor) -> None:
         """Move the state on; last, so that a refused batch leaves none behind."""
@@ -394,9 +396,9 @@ class MarginHead(nn.Module):
             lam, strength, penalty = lam + one.lam, strength * one.strength, penalty + one.penalty
         return Adjustment(lam, strength, penalty)
 
-    def _at_strength(self, m: Tensor | None, strength: Tensor | float) -> Tensor | None:
+    def _at_strength(self, m: Tensor | None, strength: Tensor) -> Tensor | None:
         """Return m₀ + strength·(m − m₀), m₀ the m of no margin."""
-        if not isinstance(strength, Tensor) or self.margin.m is None:
+        if self.margin.m is None:
             return m
         zero = constant(self.margin.zero, strength)
         full = constant(self.margin.m, strength) if m is None else m

@@ -119,8 +119,10 @@ class Layout:
         self, weight: Tensor, batch: Batch, *, unit: bool, bias: Tensor | None = None, centres: int = 1
     ) -> ClassTable:
         """Return the rows of the classes that take part."""
-        y = batch.classes()
-        m = by_centre(batch.class_m, centres)
+        y, m = batch.classes(), batch.class_m
+        if centres == 1 and bias is None:
+            return ClassTable(weight, unit, None, y, m=m)
+        m = by_centre(m, centres)
         return ClassTable(
             weight, unit, bias_by_row(bias, weight, batch, centres), rows_of(y, centres), None, centres, m
         )

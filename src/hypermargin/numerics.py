@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -34,7 +35,7 @@ def wide_dtype(*tensors: Tensor | None) -> torch.dtype:
     """The dtype to compute in: float32 or wider, whatever the inputs are."""
     dtype = torch.float32
     for tensor in tensors:
-        if tensor is not None:
+        if tensor is not None and tensor.dtype != dtype:
             dtype = torch.promote_types(dtype, tensor.dtype)
     return dtype
 
@@ -223,8 +224,11 @@ def log_add_exp(a: Tensor, b: Tensor) -> Tensor:
 
 
 def softplus(x: Tensor) -> Tensor:
-    """log(1 + exp x) to full relative precision; torch's own goes linear above 20, which costs 2e-9."""
-    return torch.logaddexp(torch.zeros_like(x), x)
+    """log(1 + exp x) to full relative precision: torch's own, linear from 40 on, where exp(−x) is lost in x.
+
+    By default it goes linear at 20, which costs 2e-9.
+    """
+    return F.softplus(x, threshold=40.0)
 
 
 class Reading:

@@ -60,7 +60,7 @@ def scores(
         own = target_of(rows, found.rows, table)
         # With its bias, like the rivals: it is the larger where the decision is right.
         z = own.product if table.bias is None else own.product + table.of_labels(table.bias)
-        norm = own.norm if isinstance(own.norm, Tensor) else torch.ones_like(z)
+        norm = torch.ones_like(z) if own.norm is None else own.norm
         of_targets = torch.cat([table.own(t) for t in (z, own.angle, norm)], 1)
         whole = layout.combine(table, LOG_SUM_EXP, Share(found.rivals, of_targets))
         assert found.hardest is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -46,7 +46,6 @@ class Call(NamedTuple):
         return Call(rows, classes, weight.device, dtype, dim, rule)
 
 
-@runtime_checkable
 class Backend(Protocol):
     """Who does the N×C work: an object with settings, passed in or found by name.
 
@@ -97,9 +96,10 @@ def backend_names() -> list[str]:
 def find_backend(backend: str | Backend) -> Backend:
     """Return the backend of that name, or the object itself."""
     if isinstance(backend, str):
-        checks.one_of("backend", backend, backend_names())
+        if backend not in _REGISTRY:
+            checks.one_of("backend", backend, backend_names())
         return _REGISTRY[backend]()
-    if isinstance(backend, type) or not isinstance(backend, Backend):
+    if isinstance(backend, type) or not (hasattr(backend, "fitted") and hasattr(backend, "explain")):
         raise TypeError(
             f"backend must be one of {', '.join(map(repr, backend_names()))} or an object with fitted, explain and "
             f"__call__ (see hypermargin.backends.Backend); got {backend!r}."

@@ -39,21 +39,17 @@ class Dense:
         """Return the rivals of `f` (N, d), by way of all N×C products."""
         w = widen(table.weight, f.dtype)
         w = unit(w) if table.unit else w
-        rows = table.label_rows(w)
-        z = F.linear(f, w, table.bias if rule.is_identity else None)
-        if not rule.is_identity:
-            raw, z = z, rule.rho(z)
-            z = z if table.bias is None else z + table.bias
-        z = _without_labels(z, table, -math.inf)
-        top = None
-        if hardest:
-            top = (z if rule.is_identity else _without_labels(_plus(raw, table.bias), table, -math.inf)).detach()
+        if rule.length is None:  # ρ is the identity
+            z = raw = _without_labels(F.linear(f, w, table.bias), table)
+        else:
+            z = F.linear(f, w)
+            raw, z = (_without_labels(_plus(each, table.bias), table) for each in (z, rule.rho(z)))
         return Rivals(
-            rows,
+            table.label_rows(w),
             # The gradient of logsumexp is NaN in a row without rivals, but every entry of that row is masked.
             z.logsumexp(-1) if rule.rule.is_softmax else rule.rule.aggregate.total(z),
             z.masked_fill(z == -math.inf, 0.0).sum(-1) if rival_sum else None,
-            None if top is None else top.amax(-1),
+            raw.detach().amax(-1) if hardest else None,
         )
 
 
@@ -61,10 +57,10 @@ def _plus(z: Tensor, bias: Tensor | None) -> Tensor:
     return z if bias is None else z + bias
 
 
-def _without_labels(z: Tensor, table: ClassTable, value: float) -> Tensor:
+def _without_labels(z: Tensor, table: ClassTable) -> Tensor:
     if table.inside is None:
-        return z.scatter(1, table.local, value)
-    return z.masked_fill(label_mask(table.local, table.inside, z.shape[1]), value)
+        return z.scatter(1, table.local, -math.inf)
+    return z.masked_fill(label_mask(table.local, table.inside, z.shape[1]), -math.inf)
 
 
 def label_mask(local: Tensor, inside: Tensor, classes: int) -> Tensor:

@@ -22,8 +22,8 @@ def g(u: Tensor) -> Tensor:
     It equals cos on [0, π], then goes on falling: continuous, C¹, strictly decreasing. Since
     (−1)^k cos u = cos(u − kπ), one cosine does it, and its derivative −sin(u − kπ) is −|sin u|.
     """
-    k = torch.floor(u / math.pi)
-    return torch.cos(u - math.pi * k) - 2 * k
+    k = torch.floor(u.detach() / math.pi)
+    return torch.sub(torch.cos(torch.sub(u, k, alpha=math.pi)), k, alpha=2)
 
 
 class Margin:

@@ -45,10 +45,10 @@ class ArcFace(Margin):
 
     def psi(self, theta: Tensor, m: Tensor | None = None) -> Tensor:
         """ψ(θ) = cos(θ + m), then what `beyond` says."""
+        if self.beyond == "smooth":
+            return g(theta + (self.m if m is None else m))
         m = constant(self.m, theta) if m is None else m
         u = theta + m
-        if self.beyond == "smooth":
-            return g(u)
         if self.beyond == "none":
             return u.cos()
         if self.beyond == "easy":

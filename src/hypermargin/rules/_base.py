@@ -97,15 +97,12 @@ class Rule:
     needs_threshold: ClassVar[bool] = False
     aggregate: ClassVar[Aggregate] = LOG_SUM_EXP
 
-    @property
-    def is_identity(self) -> bool:
-        """Tell whether ρ is the identity, so that backends may leave it out."""
-        return type(self).rho is Rule.rho
+    is_identity: ClassVar[bool] = True  # ρ(c) = c, so that backends may leave it out; found by itself
+    is_softmax: ClassVar[bool] = True  # R is the log-sum-exp of the plain logits, which every backend can do
 
-    @property
-    def is_softmax(self) -> bool:
-        """Tell whether R is the log-sum-exp of the plain logits, which every backend can do."""
-        return self.is_identity and self.aggregate is LOG_SUM_EXP
+    def __init_subclass__(cls) -> None:
+        cls.is_identity = cls.rho is Rule.rho
+        cls.is_softmax = cls.is_identity and cls.aggregate is LOG_SUM_EXP
 
     def rho(self, cosine: Tensor, threshold: Tensor | None) -> Tensor:
         """Return ρ(cos θ_ij; τ_i) for cosines (N, C) and thresholds (N, 1)."""
