@@ -104,6 +104,7 @@ class MarginHead(nn.Module):
         if unknown:
             raise unknown_setting("MarginHead", *next(iter(unknown.items())), allowed=setting_names())
         super().__init__()
+        checks.count("classes", classes)
         self.settings = HeadSettings(
             dim, classes, margin, scale=scale, bias=bias, unit_features=unit_features, unit_weight=unit_weight,
             rule=rule, centres=centres, learn_scale=learn_scale, scale_floor=scale_floor, learn_margin=learn_margin,

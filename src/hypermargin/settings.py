@@ -52,7 +52,7 @@ class HeadSettings:
 
     def __post_init__(self) -> None:
         checks.count("dim", self.dim)
-        checks.count("classes", self.classes)
+        checks.count("classes", self.classes, 0)  # a slice may be empty
         checks.loss_options(self.margin, self.rule, self.gradient, 0.0, self.label_smoothing, self.reduction)
         checks.in_range("margin_reward", self.margin_reward, 0.0, math.inf)
         if self.bias not in (True, False, "shared"):
@@ -91,7 +91,7 @@ class HeadSettings:
         """The number that s begins with."""
         if isinstance(self.scale, str):
             if self.scale != "advised":
-                return adacos_scale(self.classes)
+                return adacos_scale(max(self.classes, 1))
             return float(needed_scale("advised", True, self.classes, self.dim, self.margin))
         assert self.scale is not None
         return self.scale
