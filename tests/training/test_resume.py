@@ -180,19 +180,17 @@ def test_killed_while_files_are_written(tmp_path, undisturbed, settings):
 def test_killed_at_any_time(tmp_path, undisturbed, name):
     settings = RUNS[name]
     expected = undisturbed(settings)
-    folder, kills = tmp_path / "run", 0
+    folder, killed = tmp_path / "run", []
     rng = random.Random(1)
-    killed = []
     while True:
         child = in_child(run_in_child, settings, folder)
         # Time to get at least a step further than the last checkpoint, else this never ends on a busy machine.
-        child.join(rng.uniform(0.05, 0.4) * (1 + kills / 8))
+        child.join(rng.uniform(0.05, 0.4) * (1 + len(killed) / 8))
         if child.exitcode is not None:
             break
         os.kill(child.pid, signal.SIGKILL)
         child.join()
         killed.append(child.pid)
-        kills += 1
     for pid in killed:  # a worker of torch's that is orphaned before it has looked for its parent waits for ever
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
