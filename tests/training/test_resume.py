@@ -1,5 +1,6 @@
 """A run that is killed, cut off or interrupted ends where an undisturbed one ends, to the bit."""
 
+import contextlib
 import dataclasses
 import json
 import multiprocessing
@@ -34,7 +35,6 @@ RUNS = {
     "read by workers": {"head": "am-softmax", "memory": 0.0, "workers": 2, "epochs": 2},
     "arcface adacos": {"head": "arcface", "set": {"scale": "adacos-dynamic"}, "sampling": "identities"},
 }
-over_runs = pytest.mark.parametrize("settings", list(RUNS.values()), ids=list(RUNS))
 
 
 class Lazy:
@@ -134,6 +134,7 @@ def in_child(work, *arguments):
 
 def run_in_child(settings, folder, die_at_file=None):
     """`die_at_file`: kill −9 at the n-th operation that makes files certain or moves them."""
+    os.setpgid(0, 0)
     if die_at_file is not None:
         left = [die_at_file]
 
@@ -174,20 +175,25 @@ def test_killed_while_files_are_written(tmp_path, undisturbed, settings):
     assert_same_run(expected, folder)
 
 
-@over_runs
-def test_killed_at_any_time(tmp_path, undisturbed, settings):
+# Between the files too, which the test above does not reach; what is in them it has proved for every setting.
+@pytest.mark.parametrize("name", ["arcface adamw", "read by workers"])
+def test_killed_at_any_time(tmp_path, undisturbed, name):
+    settings = RUNS[name]
     expected = undisturbed(settings)
-    folder, kills = tmp_path / "run", 0
+    folder, killed = tmp_path / "run", []
     rng = random.Random(1)
     while True:
         child = in_child(run_in_child, settings, folder)
         # Time to get at least a step further than the last checkpoint, else this never ends on a busy machine.
-        child.join(rng.uniform(0.05, 0.4) * (1 + kills / 8))
+        child.join(rng.uniform(0.05, 0.4) * (1 + len(killed) / 8))
         if child.exitcode is not None:
             break
         os.kill(child.pid, signal.SIGKILL)
         child.join()
-        kills += 1
+        killed.append(child.pid)
+    for pid in killed:  # a worker of torch's that is orphaned before it has looked for its parent waits for ever
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
     assert child.exitcode == 0
     assert_same_run(expected, folder)
 
@@ -206,8 +212,17 @@ def empty(path):
     os.truncate(path, 0)
 
 
-@pytest.mark.parametrize("damage", [truncated, flipped, empty, os.unlink], ids=lambda f: f.__name__)
-@pytest.mark.parametrize("name", ["model.safetensors", "training.pt", "state.json", "manifest.json"])
+DAMAGES = truncated, flipped, empty, os.unlink
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        *((name, damage) for name in ("training.pt", "manifest.json") for damage in DAMAGES),
+        ("model.safetensors", flipped),
+        ("state.json", truncated),
+    ],
+)
 def test_a_damaged_checkpoint_is_passed_over(tmp_path, undisturbed, capfd, damage, name):
     settings = RUNS["arcface adamw"]
     folder = tmp_path / "run"
