@@ -44,7 +44,7 @@ def make_head(name: str) -> hm.MarginHead:
             name, DIM, 10, schedule=hm.schedule.LambdaAnnealing(base=1000.0, gamma=5.0, floor=5.0)
         )
     head = hm.create_head(name, DIM, 10)
-    if head.unit_features:
+    if head.settings.unit_features:
         advice = hm.advise.recommend(10, DIM, margin=head.margin)
         head = hm.create_head(name, DIM, 10, margin=advice.margin, scale=advice.s)
     return head
@@ -79,7 +79,7 @@ def row_of(name: str, head: hm.MarginHead, results: list[tuple[float, ...]]) -> 
     """A line of the table: settings, then means over the seeds."""
     m = head.margin.m
     numbers = "–" if m is None else ", ".join(f"{v:g}" for v in (m if isinstance(m, tuple) else (m,)))
-    scale = f"{head.current_scale().item():.1f}" if head.unit_features else "–"
+    scale = f"{head.current_scale().item():.1f}" if head.settings.unit_features else "–"
     accuracy, own, rival, gap = (statistics.mean(column) for column in zip(*results, strict=True))
     spread = statistics.stdev(r[0] for r in results) if len(results) > 1 else 0.0
     return [name, scale, numbers, f"{accuracy:.1f} ± {spread:.1f}", f"{own:.1f}", f"{rival:.1f}", f"{gap:.1f}"]

@@ -7,7 +7,7 @@ import pytest
 
 from hypermargin import advise
 from hypermargin.advise import machines
-from hypermargin.backends import traffic
+from hypermargin.parallel import traffic
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 SLICES = json.loads((RESULTS / "slices-cuda.json").read_text())["table"]

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks import partial_fc, ranks
 from benchmarks.crew import RankError
-from hypermargin.backends import traffic
+from hypermargin.parallel import traffic
 
 C, D, N, WORLDS = 30_000, 64, 24, (1, 3)
 

@@ -177,7 +177,7 @@ def test_is_a_value(margin):
         copy.deepcopy(margin),
         pickle.loads(pickle.dumps(margin)),
         dataclasses.replace(margin),
-        eval(repr(margin)),
+        eval(repr(margin), vars(margins)),
     ):
         assert twin == margin
         assert hash(twin) == hash(margin)

@@ -302,3 +302,27 @@ def test_a_backend_without_rules_says_so():
     x, W, y = (t.float() if t.is_floating_point() else t for t in draw())
     with pytest.raises(ValueError, match=r"know softmax's rule alone, not MVSoftmax|cannot run here"):
         hm.margin_softmax(x, W, y, CosFace(), scale=8.0, rule=MVSoftmax(), backend="triton")
+
+
+def test_files_keep_what_the_slots_hold(tmp_path):
+    """Statistics, row terms, offsets and a shared bias go through `heads.write` and `heads.read`."""
+    offsets = torch.linspace(-1, 1, 7)
+    heads = {
+        "adaface": hm.MarginHead(4, 7, AdaFace(), scale=8.0, class_offsets=offsets, bias="shared"),
+        "ring": hm.MarginHead(4, 7, CosFace(), scale=8.0, row_terms=[RingLoss()]),
+    }
+    x, _, y = draw()
+    for name, head in heads.items():
+        head(x.float(), y)
+        hm.heads.write(head, tmp_path / f"{name}.safetensors")
+        found = hm.heads.read(tmp_path / f"{name}.safetensors")
+        assert found.entries().keys() == head.state_dict().keys()
+        assert all(torch.equal(found.entries()[key], value) for key, value in head.state_dict().items())
+    head = heads["adaface"]
+    again = hm.heads.head_from(hm.heads.read(tmp_path / "adaface.safetensors"), "arcface", margin=AdaFace())
+    again.eval(), head.eval()
+    torch.testing.assert_close(again(x.float(), y), head(x.float(), y))
+    ids = hm.heads.remove_classes(head, [2])
+    assert torch.equal(head.offsets, offsets[ids >= 0])
+    hm.heads.add_classes(head, 1)
+    assert head.offsets[-1] == 0

@@ -1,6 +1,7 @@
 """The life of a head: what is kept is kept to the bit, what follows follows, and bad input changes nothing."""
 
 import copy
+import dataclasses
 import io
 import math
 import pickle
@@ -294,7 +295,8 @@ def test_fused_sgd_follows_by_itself():
     assert list(optimizer.state) == [head.weight]
     assert torch.equal(optimizer.begin()["momentum"], momentum[ids >= 0])
     plain = copy.deepcopy(head)
-    plain.fused_optimizer, plain.backend = None, "dense"
+    plain.training_backend = None
+    plain.settings = dataclasses.replace(plain.settings, backend="dense")
     sgd = torch.optim.SGD([plain.weight], lr=0.1, momentum=0.9)
     sgd.state[plain.weight]["momentum_buffer"] = optimizer.begin()["momentum"].clone()
     steps(plain, sgd, 2)
@@ -526,7 +528,7 @@ def test_only_parts_of_one_head_are_joined():
         heads.join([whole(), other])
     with pytest.raises(ValueError, match="part 1 has dim 6, the first 5"):
         heads.join([whole(), whole(dim=6)])
-    with pytest.raises(ValueError, match="part 1 has a bias of none a class"):
+    with pytest.raises(ValueError, match="part 1 has bias False, the first True"):
         heads.join([whole(), whole(bias=False)])
     with pytest.raises(ValueError, match=r"world must be at most the number of classes, 7; got 8"):
         heads.split(whole(), 8)
@@ -632,7 +634,8 @@ def test_four_slices_to_one_to_three_with_their_optimisers(tmp_path, make):
                 own = make(mine.parameters())
                 if optimizer.state[head.weight]:
                     heads.restore_optimizer(own, mine, found)
-                start, stop = mine.part.start, mine.part.stop
+                held = mine.layout.held(mine.classes)
+                start, stop = held.start, held.stop
                 for name in ("weight", "bias", "m"):
                     assert torch.equal(getattr(mine, name), getattr(head, name)[start:stop])
                     for key, value in optimizer.state[getattr(head, name)].items():

@@ -140,7 +140,7 @@ def test_the_head_as_resolved_is_the_head_of_the_saved_settings(name):
     head = build_head(config, 50)
     again = build_head(from_dict(tomllib.loads(config.to_toml())), 50)
     assert str(head) == str(again)
-    if hm.create_head(name, 16, 50).unit_features:
+    if hm.create_head(name, 16, 50).settings.unit_features:
         advice = hm.advise.recommend(50, 16, margin=head.margin)
         assert head.scale.item() == pytest.approx(advice.s)
         assert reasons

@@ -79,7 +79,9 @@ def head_from(weights: Weights, name: str, **overrides: Any) -> MarginHead:
     """
     rows = by_class(weights)
     settings = dict(overrides)
-    settings.setdefault("bias", weights.bias is not None)
+    settings.setdefault("bias", "shared" if "bias" in weights.rest else weights.bias is not None)
+    if weights.offsets is not None:
+        settings.setdefault("class_offsets", weights.offsets)
     if weights.m is not None:
         settings.setdefault("class_margins", _first_margins(weights.m, name, overrides))
     settings.setdefault("dtype", weights.weight.dtype)

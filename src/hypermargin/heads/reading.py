@@ -27,7 +27,8 @@ from hypermargin.heads.weights import Weights
 
 PathLike = str | os.PathLike[str]
 PREFIXES = ("", "head.", "module.", "state_dict_softmax_fc.")
-REST = ("scale", "sampled_steps", "classes_held", "schedules.", "optimizer.")  # of our own
+# Of our own, what does not go by class.
+REST = ("scale", "sampled_steps", "classes_held", "schedules.", "row_margin.", "row_terms.", "optimizer.")
 ENDINGS = (".safetensors", ".pt", ".pth", ".npy")
 
 
@@ -192,18 +193,20 @@ def _weights(content: Any, path: Path, prefix: str) -> Weights:
         _only(own, ("weight", *(name for name in own if name.startswith("weight_"))))  # theirs: momentum, samples
         # `weight` is the whole shard where both are there; weight_activated then holds the rows last sampled.
         return Weights(own.get("weight", own.get("weight_activated", torch.empty(0))), format="insightface")
-    _only(own, ("weight", "bias", "m", *REST))
+    _only(own, ("weight", "bias", "m", "offsets", *REST))
     weight, m = own.pop("weight"), own.get("m")
     # A slice of three is taken to have three margins: were they one of the head's, the whole would not fit it.
     if m is not None and m.shape == (3,) == weight.shape[:1] and "classes_held" not in own:
         raise ValueError("m of 3 numbers may be one per class or one for all; change the head itself instead.")
     if m is not None and (m.dim() == 0 or len(m) != len(weight)):
         m = None
-    by_class = ["weight", "bias", *(["m"] if m is not None else [])]
+    bias = own.get("bias")
+    bias = None if bias is None or not bias.dim() else bias  # one that all classes share is not by class
+    by_class = ["weight", "offsets", *(["bias"] if bias is not None else []), *(["m"] if m is not None else [])]
     state = {k: t for k, t in own.items() if k.startswith("optimizer.") and k.split(".")[1] in by_class and t.dim()}
     rest = {k: t for k, t in own.items() if k not in state and k not in by_class}
     ours = "scale" in rest or start == "head." or bool(state)
-    return Weights(weight, own.get("bias"), m, rest, "hypermargin" if ours else "linear", state)
+    return Weights(weight, bias, m, rest, "hypermargin" if ours else "linear", state, own.get("offsets"))
 
 
 def _only(own: dict[str, Tensor], known: tuple[str, ...]) -> None:

@@ -15,7 +15,7 @@ DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 @dataclass
 class Weights:
-    """Rows, perhaps a bias and margins by class; `rest` is what does not go by class: scale, schedules.
+    """Rows, perhaps a bias, margins and offsets by class; `rest` is what does not go by class: scale, schedules.
 
     Everything in `hypermargin.heads` that changes a head changes these too. `state` is that of an optimiser
     (`weights_of(head, optimizer)`), such as "optimizer.weight.momentum_buffer": it moves with the rows.
@@ -27,6 +27,7 @@ class Weights:
     rest: dict[str, Tensor] = field(default_factory=dict)
     format: str = "hypermargin"  # of the file they came from
     state: dict[str, Tensor] = field(default_factory=dict)  # (classes, …) each
+    offsets: Tensor | None = None  # (classes,)
 
     def __post_init__(self) -> None:
         # A rank of a sharded head may hold no class.
@@ -41,7 +42,7 @@ class Weights:
                 raise TypeError(f"{name} must be of a floating dtype ({allowed}); got {tensor.dtype}.")
             if tensor.layout != torch.strided or tensor.is_meta:
                 raise TypeError(f"{name} must be a plain tensor with values; got a sparse one or one without.")
-            numbers = {"bias": (1,), "m": (1, 2)}.get(name, (tensor.dim(),))
+            numbers = {"bias": (1,), "m": (1, 2), "offsets": (1,)}.get(name, (tensor.dim(),))
             if tensor.dim() not in numbers or len(tensor) != self.classes:
                 raise ValueError(f"{name} must have one row a class, {self.classes}; got {tuple(tensor.shape)}.")
         held = self.rest.get("classes_held")
@@ -63,12 +64,13 @@ class Weights:
 
     def rows(self) -> dict[str, Tensor]:
         """Return what has one row per class, by name."""
-        named = {"weight": self.weight, "bias": self.bias, "m": self.m}
+        named = {"weight": self.weight, "bias": self.bias, "m": self.m, "offsets": self.offsets}
         return {name: tensor for name, tensor in named.items() if tensor is not None} | self.state
 
     def put(self, rows: dict[str, Tensor]) -> None:
         """Put other tensors in place of `rows()`."""
         self.weight, self.bias, self.m = rows["weight"], rows.get("bias"), rows.get("m")
+        self.offsets = rows.get("offsets")
         self.state = {name: rows[name] for name in self.state}
 
     def entries(self) -> dict[str, Tensor]:
