@@ -547,7 +547,7 @@ def test_only_parts_of_one_head_are_joined():
         heads.join([heads.Weights(torch.ones(2, 2), rest={"scale": torch.tensor(s)}) for s in (8.0, 16.0)])
     assert heads.join(part for part in heads.split(whole(), 3)).classes == C
     piece = whole()
-    piece.classes = 20
+    piece.settings = dataclasses.replace(piece.settings, classes=20)
     with pytest.raises(ValueError, match="head is sharded and holds 7 of 20 classes"):
         heads.remove_classes(piece, [0])
 
