@@ -7,7 +7,7 @@ exports, is imported on first use: `hypermargin.training` needs no import of its
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from hypermargin import backends, hinge, margins, parallel, rules, schedule, terms, testing
+from hypermargin import backends, margins, parallel, rules, schedule, terms
 from hypermargin.backends import explain_backend, register_backend
 from hypermargin.family import create_head, list_heads
 from hypermargin.functional import margin_cross_entropy, margin_softmax
@@ -18,7 +18,19 @@ from hypermargin.settings import HeadSettings
 from hypermargin.version import __version__ as __version__
 
 if TYPE_CHECKING:  # the same names as in _LATER, for editors and type checkers
-    from hypermargin import advise, compare, data, deploy, estimator, evaluate, heads, plots, training
+    from hypermargin import (
+        advise,
+        compare,
+        data,
+        deploy,
+        estimator,
+        evaluate,
+        heads,
+        hinge,
+        plots,
+        testing,
+        training,
+    )
     from hypermargin.estimator import MarginSoftmaxClassifier
     from hypermargin.training import load
 
@@ -57,8 +69,13 @@ __all__ = [
 ]
 
 # What is imported on first use: packages by their own name, and the functions and classes that some of them lend.
+# hinge and testing are core, but no loss needs them.
 _PACKAGES = ("advise", "compare", "data", "deploy", "estimator", "evaluate", "heads", "plots", "training")
-_LATER = {**dict.fromkeys(_PACKAGES, ""), "MarginSoftmaxClassifier": "estimator", "load": "training"}
+_LATER = {
+    **dict.fromkeys((*_PACKAGES, "hinge", "testing"), ""),
+    "MarginSoftmaxClassifier": "estimator",
+    "load": "training",
+}
 
 
 def __getattr__(name: str) -> Any:

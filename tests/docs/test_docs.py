@@ -21,7 +21,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from hypermargin.margins import _base
+from hypermargin import backends
+from hypermargin.margins._base import MARGINS
+from hypermargin.rules._base import RULES
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = [
@@ -97,9 +99,11 @@ BLOCKS = [block for path in FILES for block in blocks_of(path, path.read_text(en
 
 @pytest.fixture
 def as_it_was(tmp_path, monkeypatch):
-    """An empty folder to work in; seed, default dtype and registered margins restored afterwards."""
+    """An empty folder to work in; seed, default dtype and what was registered restored afterwards."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(_base, "_REGISTRY", dict(_base._REGISTRY))
+    for registry in (MARGINS, RULES):
+        monkeypatch.setattr(registry, "entries", dict(registry.entries))
+    monkeypatch.setattr(backends.base, "_REGISTRY", dict(backends.base._REGISTRY))
     dtype = torch.get_default_dtype()
     with torch.random.fork_rng(devices=[]):
         yield

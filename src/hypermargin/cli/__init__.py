@@ -50,8 +50,8 @@ def main() -> None:
         typer.echo(f"hypermargin: error: {' '.join(error.format_message().split())}", err=True)
         code = 2
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        # Under torchrun a thread of gloo may let go of its last tensor while the interpreter is being taken down, which
-        # aborts a process that has done its work. All files are closed by now.
+        # Under torchrun a thread of gloo may let go of its last tensor while the interpreter is being taken down,
+        # which aborts a process that has done its work. All files are closed by now.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code or 0)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from hypermargin import checks
 from hypermargin.fields import check_fields, number_fields
 from hypermargin.numerics import guarded_acos
+from hypermargin.registry import Registry
 
 Numbers = float | tuple[float, ...] | None
 
@@ -107,32 +107,5 @@ class RowFacts(NamedTuple):
 KEEP = RowMargin()
 
 
-_REGISTRY: dict[str, type[Margin]] = {}
-M = TypeVar("M", bound=type[Margin])
-
-
-def register(name: str) -> Any:
-    """Class decorator: make a margin known under `name`."""
-
-    def enter(cls: M) -> M:
-        if name in _REGISTRY and _REGISTRY[name].__qualname__ != cls.__qualname__:
-            raise ValueError(f"margin name {name!r} is taken by {_REGISTRY[name].__name__}; choose another.")
-        cls.name = name
-        _REGISTRY[name] = cls
-        return cls
-
-    return enter
-
-
-def names() -> list[str]:
-    """The names of all registered margins."""
-    return sorted(_REGISTRY)
-
-
-def get(name: str) -> type[Margin]:
-    """The margin class registered under `name`."""
-    try:
-        return _REGISTRY[name]
-    except KeyError:
-        known = ", ".join(names())
-        raise ValueError(f"unknown margin {name!r}; registered are {known}.{checks.near(name, names())}") from None
+MARGINS = Registry[Margin]("margin")
+register, names, get = MARGINS.register, MARGINS.names, MARGINS.get

@@ -6,15 +6,14 @@ import dataclasses
 import functools
 import json
 import math
-from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from hypermargin import checks
 from hypermargin.fields import check_fields
 from hypermargin.numerics import log_add_exp, log_sum_exp, softplus
+from hypermargin.registry import Registry
 
 
 class LogSumExp:
@@ -160,35 +159,8 @@ class RuleAtRows(NamedTuple):
         return self.rule.rho(c, self.threshold) - c * self.rule.slope(c, self.threshold)
 
 
-_REGISTRY: dict[str, type[Rule]] = {}
-R = TypeVar("R", bound=type[Rule])
-
-
-def register(name: str) -> Callable[[R], R]:
-    """Make a rule known under `name`; a class decorator."""
-
-    def enter(cls: R) -> R:
-        if name in _REGISTRY and _REGISTRY[name].__qualname__ != cls.__qualname__:
-            raise ValueError(f"rule name {name!r} is taken by {_REGISTRY[name].__name__}; choose another.")
-        cls.name = name
-        _REGISTRY[name] = cls
-        return cls
-
-    return enter
-
-
-def names() -> list[str]:
-    """Return the names of all registered rules."""
-    return sorted(_REGISTRY)
-
-
-def get(name: str) -> type[Rule]:
-    """Return the rule class registered under `name`."""
-    try:
-        return _REGISTRY[name]
-    except KeyError:
-        known = ", ".join(names())
-        raise ValueError(f"unknown rule {name!r}; registered are {known}.{checks.near(name, names())}") from None
+RULES = Registry[Rule]("rule")
+register, names, get = RULES.register, RULES.names, RULES.get
 
 
 def to_text(rule: Rule) -> str:
