@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from hypermargin.rules import Rule
 
 Mix = tuple[Tensor, float | Tensor]
+Reduction = Literal["mean", "sum", "none"]
+Gradient = Literal["exact", "straight"]
 
 
 def one_of(name: str, value: object, allowed: Sequence[str]) -> None:
@@ -95,7 +97,7 @@ def _same_device(name: str, tensor: Tensor, device: torch.device) -> None:
         raise ValueError(f"{name} is on {tensor.device}, features are on {device}. Move one with .to(device).")
 
 
-def labels_like(name: str, labels: object, rows: int, device: torch.device) -> None:
+def labels_like(name: str, labels: object, rows: int, device: torch.device, of: str = "features") -> None:
     """Integer class ids, one per row, on the same device."""
     if not isinstance(labels, Tensor):
         raise TypeError(f"{name} must be an integer tensor of shape ({rows},); got {type(labels).__name__}.")
@@ -103,9 +105,7 @@ def labels_like(name: str, labels: object, rows: int, device: torch.device) -> N
         raise TypeError(f"{name} must be integer class ids; got {labels.dtype}. Convert with .long().")
     if labels.dim() != 1 or labels.shape[0] != rows:
         hint = " One-hot rows become ids with .argmax(1)." if labels.dim() == 2 else ""
-        raise ValueError(
-            f"{name} must have shape ({rows},), one per row of features; got {tuple(labels.shape)}.{hint}"
-        )
+        raise ValueError(f"{name} must have shape ({rows},), one per row of {of}; got {tuple(labels.shape)}.{hint}")
     _same_device(name, labels, device)
 
 
@@ -223,18 +223,23 @@ def combination(
         raise ValueError(f"rule={rule} has a threshold per row, and mix gives a row two targets; choose one.")
 
 
-def label_values(name: str, labels: Tensor, classes: int, ignore_index: int) -> bool:
+def label_values(name: str, labels: Tensor, classes: int, ignore_index: int | None = None) -> bool:
     """Require labels in [0, classes) or equal to ignore_index. Return whether all are in [0, classes)."""
     if labels.numel() == 0:
         return True
     low, high = labels.aminmax()
     if int(low) >= 0 and int(high) < classes:
         return True  # the usual case, in one operation
-    bad = ((labels < 0) | (labels >= classes)) & (labels != ignore_index)
+    bad = (labels < 0) | (labels >= classes)
+    bad = bad if ignore_index is None else bad & (labels != ignore_index)
     if bool(bad.any()):
         row = int(bad.nonzero()[0, 0])
         got = int(labels[row])
-        why = "Labels start at 0." if got >= 0 else f"Rows to leave out carry ignore_index={ignore_index}."
+        why = "Labels start at 0."
+        if ignore_index is None:
+            why = "Labels start at 0, and there is no ignore_index here."
+        elif got < 0:
+            why = f"Rows to leave out carry ignore_index={ignore_index}."
         raise ValueError(f"{name} must lie in [0, {classes}); got {got} at row {row}. {why}")
     return False
 

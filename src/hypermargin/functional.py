@@ -12,14 +12,12 @@ from torch import Tensor
 from hypermargin import checks
 from hypermargin.backends import Backend, Call, Rivals, find_backend
 from hypermargin.batch import Batch, ScaledRows, Target, check_batch, check_cosines, column, scale_rows, target_of
+from hypermargin.checks import Gradient, Reduction
 from hypermargin.layout import WHOLE, ClassTable, Layout, Share, look_up
 from hypermargin.margins import Margin, RowFacts, RowMargin
 from hypermargin.margins._base import KEEP
-from hypermargin.numerics import full_precision, log_sum_exp, unit, wide_dtype, widen
+from hypermargin.numerics import full_precision, log_sum_exp, reduced, unit, wide_dtype, widen
 from hypermargin.rules import SOFTMAX, Rule
-
-Reduction = Literal["mean", "sum", "none"]
-Gradient = Literal["exact", "straight"]
 
 
 class RowTerm(Protocol):
@@ -110,7 +108,7 @@ def margin_softmax(
         bounded = unit_features and unit_weight and bias is None and rule.is_softmax
         whole = layout.combine(table, rule.aggregate, share, bound=rows.s if bounded else None)
         loss = _linked(rule, whole, batch, rows.s, label_smoothing, classes)
-        return layout.own(loss, batch) if reduction == "none" else _reduced(loss, batch.used, reduction)
+        return layout.own(loss, batch) if reduction == "none" else reduced(loss, batch.used, reduction)
 
 
 def margin_cross_entropy(
@@ -143,7 +141,7 @@ def margin_cross_entropy(
         rival_sum = z.scatter(1, y, 0.0).sum(1) if label_smoothing else None
         whole = Share(log_sum_exp(z.scatter(1, y, -math.inf)), T, rival_sum=rival_sum)
         loss = _linked(SOFTMAX, whole, batch, s, label_smoothing, c.shape[1])
-        return loss if reduction == "none" else _reduced(loss, batch.used, reduction)
+        return loss if reduction == "none" else reduced(loss, batch.used, reduction)
 
 
 class _Psi(NamedTuple):
@@ -213,10 +211,3 @@ def _linked(rule: Rule, whole: Share, batch: Batch, s: float | Tensor, smoothing
         loss = share * loss + (1 - share) * of_label(1)
     loss = loss if whole.terms is None else loss + whole.terms
     return loss if batch.used is None else loss.masked_fill(~batch.used, 0.0)
-
-
-def _reduced(loss: Tensor, used: Tensor | None, reduction: str) -> Tensor:
-    """Return the sum, or the mean over the rows that count; 0 if there are none."""
-    if reduction == "sum" or len(loss) == 0:
-        return loss.sum()
-    return loss.mean() if used is None else loss.sum() / used.sum().clamp(min=1)

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from hypermargin import checks
 from hypermargin.backends import Backend, Triton, find_backend
-from hypermargin.functional import Gradient, Reduction, RowTerm, margin_softmax
+from hypermargin.checks import Gradient, Reduction
+from hypermargin.functional import RowTerm, margin_softmax
 from hypermargin.layout import WHOLE, Layout
 from hypermargin.margins import Margin
 from hypermargin.numerics import Reading, bounded, constant, snapshot, wide_dtype, widen

@@ -22,15 +22,13 @@ Scores may be cosines or raw products. One class has no rivals: every rung is th
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from hypermargin import checks
-from hypermargin.numerics import log_sum_exp, softplus, wide_dtype, widen
-
-Reduction = Literal["mean", "sum", "none"]
+from hypermargin.checks import Reduction
+from hypermargin.numerics import log_sum_exp, reduced, softplus, wide_dtype, widen
 
 
 def sum_hinge(scores: Tensor, labels: Tensor, *, m: float, reduction: Reduction = "mean") -> Tensor:
@@ -96,10 +94,7 @@ def _violations(scores: Tensor, labels: Tensor, m: float) -> Tensor:
 
 def _reduce(loss: Tensor, reduction: Reduction) -> Tensor:
     checks.one_of("reduction", reduction, ("mean", "sum", "none"))
-    if reduction == "none":
-        return loss
-    # An empty batch costs 0, not NaN.
-    return loss.sum() / max(loss.numel(), 1) if reduction == "mean" else loss.sum()
+    return loss if reduction == "none" else reduced(loss, None, reduction)
 
 
 def _check(scores: Tensor, labels: Tensor, m: float) -> None:
@@ -108,19 +103,8 @@ def _check(scores: Tensor, labels: Tensor, m: float) -> None:
             f"scores must be a floating (N, C) matrix with C ≥ 1; got {scores.dtype} of shape "
             f"{tuple(scores.shape)}. Give one row per sample and one column per class."
         )
-    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise TypeError(f"labels must be integer class ids; got {labels.dtype}. Use labels.long().")
-    if labels.shape != scores.shape[:1]:
-        raise ValueError(
-            f"labels must have shape ({scores.shape[0]},), one per row of scores; got {tuple(labels.shape)}."
-        )
+    checks.labels_like("labels", labels, scores.shape[0], scores.device, of="scores")
     if checks.wanted("auto", labels):
-        outside = (labels < 0) | (labels >= scores.shape[1])
-        if bool(outside.any()):
-            row = int(outside.nonzero()[0])
-            raise ValueError(
-                f"labels must lie in [0, {scores.shape[1]}); got {int(labels[row])} at row {row}. "
-                "Labels start at 0, and there is no ignore_index here."
-            )
+        checks.label_values("labels", labels, scores.shape[1])
     if not math.isfinite(m):
         raise ValueError(f"m must be a finite number; got {m}. m = 0 is no margin.")

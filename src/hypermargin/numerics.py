@@ -231,6 +231,13 @@ def softplus(x: Tensor) -> Tensor:
     return F.softplus(x, threshold=40.0)
 
 
+def reduced(loss: Tensor, used: Tensor | None, reduction: str) -> Tensor:
+    """Return the sum of the losses, or their mean over the rows that are used; 0 if there are none."""
+    if reduction == "sum" or len(loss) == 0:
+        return loss.sum()
+    return loss.mean() if used is None else loss.sum() / used.sum().clamp(min=1)
+
+
 class Reading:
     """The number in a tensor, read from a GPU once: it is not waited for again until the tensor changes."""
 

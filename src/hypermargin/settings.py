@@ -10,7 +10,7 @@ import torch
 
 from hypermargin import checks
 from hypermargin.backends import Backend, find_backend
-from hypermargin.functional import Gradient, Reduction
+from hypermargin.checks import Gradient, Reduction
 from hypermargin.margins import Margin
 from hypermargin.parallel import PartialFC, Shard
 from hypermargin.rules import SOFTMAX, Rule

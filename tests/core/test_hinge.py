@@ -223,7 +223,7 @@ def test_huge_scores_stay_finite(rung):
         (
             {"labels": torch.zeros(3)},
             TypeError,
-            "labels must be integer .* got torch.float32. Use labels.long",
+            "labels must be integer .* got torch.float32. Convert with",
         ),
         ({"labels": torch.zeros(3, dtype=torch.bool)}, TypeError, "labels must be integer"),
         ({"labels": torch.zeros(2, dtype=torch.long)}, ValueError, r"labels must have shape \(3,\).* got \(2,\)"),
