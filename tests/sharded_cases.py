@@ -189,7 +189,7 @@ def every_slot(ranks):
     fillings = [
         (CosFace(), {"rule": MVSoftmax()}),
         (ArcFace(), {"rule": MVSoftmax(0.3, "fixed"), "learn_scale": True}),
-        (SphereFace2(), {"rule": rules.SphereFace2(), "bias": "shared"}),
+        (SphereFace2(), {"rule": rules.SphereFace2(), "bias": "shared", "learn_scale": True}),
         (SphereFace2(), {"rule": rules.SphereFace2(), "bias": True, "reduction": "none"}),
         (AdaFace(momentum=0.3), {"steps": 3}),
         (ArcFace(), {"centres": 3}),

@@ -194,7 +194,8 @@ def _share(
 
 def _linked(rule: Rule, whole: Share, batch: Batch, s: float | Tensor, smoothing: float, classes: int) -> Tensor:
     """Return link(R, T) + (ε/C)·((C − 1)·T − Σ_{j≠y} z_j) + terms of each row, 0 where it does not count."""
-    s = s.squeeze(-1) if isinstance(s, Tensor) and s.dim() else s
+    # s is a factor of the loss here, and no way to make it smaller.
+    s = s.detach().reshape(-1) if isinstance(s, Tensor) else s
 
     def of_label(k: int) -> Tensor:
         R, T, rival_sum = whole.rivals, whole.target[:, k], whole.rival_sum

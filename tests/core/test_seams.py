@@ -76,7 +76,7 @@ def sphereface2(x, W, y, s, b, m=0.4, t=3.0, positive=0.7, weight=50.0):
     own = F.one_hot(y, len(W)).bool()
     yes = torch.log1p(torch.exp(-(s * (g - m) + b))) * own
     no = torch.log1p(torch.exp(s * (g + m) + b)) * ~own
-    return (weight / s * (positive * yes + (1 - positive) * no).sum(1)).mean()
+    return (weight / s.detach() * (positive * yes + (1 - positive) * no).sum(1)).mean()
 
 
 @over_backends

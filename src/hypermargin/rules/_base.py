@@ -112,7 +112,7 @@ class Rule:
         return torch.ones_like(cosine)
 
     def link(self, R: Tensor, T: Tensor, scale: Tensor | float) -> Tensor:
-        """Return the loss of each row from its rivals R and its target T, both (N,); `scale` is s."""
+        """Return the loss of each row from its rivals R and target T, both (N,); `scale` is s, without gradient."""
         return softplus(R - T)
 
     def first_bias(self, classes: int, scale: float) -> float:

@@ -20,8 +20,9 @@ class SphereFace2(Rule):
         T = s·(g(cos θ_y) − m) + b,   ρ_j = s·(g(cos θ_j) + m) + b
         L = (weight/s)·(positive·softplus(−T) + (1 − positive)·Σ_{j≠y} softplus(ρ_j))
 
-    `positive` is the share of the target's own question. The head learns b (bias="shared"), which begins where its
-    gradient is 0 if all cosines are 0. OpenSphere's defaults; WeSpeaker has weight = s and begins with b = 0.
+    `positive` is the share of the target's own question. s in the factor of the loss has no gradient: a learned
+    s would make the loss smaller by growing. The head learns b (bias="shared"), which begins where its gradient
+    is 0 if all cosines are 0. OpenSphere's defaults; WeSpeaker has weight = s and begins with b = 0.
     """
 
     m: float = number(0.4, 0.0, help="A cosine, taken off the target and added to the rivals.")
