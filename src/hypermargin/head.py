@@ -16,7 +16,7 @@ from hypermargin.checks import Gradient, Reduction
 from hypermargin.functional import RowTerm, margin_softmax
 from hypermargin.layout import WHOLE, Layout
 from hypermargin.margins import Margin
-from hypermargin.numerics import Reading, bounded, constant, snapshot, wide_dtype, widen
+from hypermargin.numerics import bounded, constant, snapshot, wide_dtype, widen
 from hypermargin.parallel import PartialFC, Sampled, Shard
 from hypermargin.rules import SOFTMAX, Rule
 from hypermargin.schedule import Adjustment, Alternation, Schedule
@@ -114,7 +114,7 @@ class MarginHead(nn.Module):
             sample=sample,
         )  # fmt: skip
         self.training_backend: Backend | None = None  # set by FusedSGD(head, …)
-        self._fixed_scale, self._first = Reading(), dict[str, Tensor]()
+        self._first: dict[str, Tensor] = {}  # what `reset_parameters` sets
         self.layout: Layout = WHOLE
         if shard is not None:
             layout = self.layout = shard.layout(classes)
@@ -286,8 +286,7 @@ class MarginHead(nn.Module):
             self.weight,
             labels,
             settings.margin,
-            # A fixed s as a number bounds the logits, which saves the ranks one round of messages.
-            scale=self._fixed_scale(scale) if layout.world > 1 and scale is self.scale else scale,
+            scale=layout.fixed(scale) if scale is self.scale else scale,
             bias=self.bias if self.offsets is None else self._bias_with_offsets(self.offsets),
             unit_features=settings.unit_features,
             unit_weight=settings.unit_weight,

@@ -153,6 +153,10 @@ class Layout:
         """Return a parameter that is the same everywhere, for use in one share of the work."""
         return x
 
+    def fixed(self, scale: Tensor) -> Tensor | float:
+        """Return a scale that is not learned as it is best used here."""
+        return scale
+
     def own(self, by_row: Tensor, batch: Batch) -> Tensor:
         """Return the numbers of the rows that this process brought."""
         return by_row

@@ -149,6 +149,10 @@ class Sampled(Layout):
         """Return a parameter that is the same everywhere, for use in one share."""
         return self.inner.shared(x)
 
+    def fixed(self, scale: Tensor) -> Tensor | float:
+        """Return a scale that is not learned as it is best used here."""
+        return self.inner.fixed(scale)
+
     def own(self, by_row: Tensor, batch: Batch) -> Tensor:
         """Return the numbers of the rows that this process brought."""
         return self.inner.own(by_row, batch)

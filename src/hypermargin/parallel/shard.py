@@ -21,7 +21,7 @@ from torch import Tensor
 
 from hypermargin import checks
 from hypermargin.layout import ClassTable, Layout, Share, bias_by_row, by_centre, rows_of
-from hypermargin.numerics import wide_dtype, widen
+from hypermargin.numerics import Reading, wide_dtype, widen
 from hypermargin.parallel import messages
 from hypermargin.parallel.messages import Group, Rows, gather_rows, join, own_rows
 from hypermargin.rules import Aggregate
@@ -112,6 +112,7 @@ class Sharded(Layout):
     def __init__(self, total: int, rank: int = 0, world: int = 1, shard: Shard | None = None) -> None:
         self.total, self.rank, self.world, self.shard = total, rank, world, shard or Shard()
         self.start, self.stop = class_range(total, rank, world)
+        self._read = Reading()
 
     @property
     def group(self) -> Group:
@@ -280,6 +281,10 @@ class Sharded(Layout):
     def largest(self, x: Tensor) -> Tensor:
         """Return the largest over the ranks, without gradient."""
         return messages.all_reduce(x, "MAX", self.group) if self.world > 1 else x.detach()
+
+    def fixed(self, scale: Tensor) -> Tensor | float:
+        """Return s as a number, which bounds the logits and so saves the ranks one round of messages."""
+        return self._read(scale) if self.world > 1 else scale
 
     def own(self, by_row: Tensor, batch: Batch) -> Tensor:
         """Return the numbers of this rank's rows."""
