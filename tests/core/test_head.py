@@ -1,6 +1,8 @@
 """MarginHead and the family: inference, scales, learned margins, schedules, state that survives a checkpoint."""
 
 import copy
+import dataclasses
+import inspect
 import io
 import itertools
 import math
@@ -14,7 +16,9 @@ from hypothesis import strategies as st
 
 import hypermargin as hm
 from hypermargin import schedule as sch
+from hypermargin.head import setting_names
 from hypermargin.margins import ArcFace, Combined, CosFace, NoMargin, SphereFace
+from hypermargin.settings import HeadOverrides
 
 HEADS = hm.list_heads()
 over_heads = pytest.mark.parametrize("name", HEADS)
@@ -401,3 +405,46 @@ def test_the_head_is_a_module_like_others():
     x.requires_grad_()
     frozen(x, y).backward()
     assert x.grad.abs().sum() > 0
+
+
+def test_editors_know_every_override():
+    """Typed overrides are MarginHead's arguments and the fields of all margins and rules, no more."""
+    parts = [hm.margins.get(name) for name in hm.margins.names()] + [hm.rules.get(n) for n in hm.rules.names()]
+    fields = {field.name for part in parts for field in dataclasses.fields(part)}
+    assert set(HeadOverrides.__annotations__) == {"margin", *setting_names(), *fields} - {
+        "D"
+    }  # Piecewise's function
+    arguments = {p.name for p in inspect.signature(hm.MarginHead).parameters.values()} - {"unknown"}
+    settled = {field.name for field in dataclasses.fields(hm.HeadSettings)}
+    state = {"class_margins", "class_offsets", "schedule", "row_terms", "device", "dtype"}
+    assert arguments == settled | state
+
+
+def test_settings_are_a_value():
+    head = hm.create_head("arcface", 8, 5, scale=16.0)
+    assert head.settings == hm.create_head("arcface", 8, 5, scale=16.0).settings
+    assert head.settings != hm.create_head("arcface", 8, 5, scale=17.0).settings
+    assert pickle.loads(pickle.dumps(head.settings)) == head.settings
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        head.settings.classes = 7
+    with pytest.raises(ValueError, match="must lie in"):
+        dataclasses.replace(head.settings, label_smoothing=2.0)
+
+
+def test_overrides_of_margin_and_rule_go_to_both():
+    rule = hm.rules.SphereFace2()
+    head = hm.create_head("arcface", 8, 5, margin=hm.margins.SphereFace2(), rule=rule, m=0.2, t=2.0, bias="shared")
+    assert head.settings.margin == hm.margins.SphereFace2(0.2, 2.0)
+    assert head.settings.rule == hm.rules.SphereFace2(0.2, 2.0)
+
+
+def test_the_advised_scale_is_the_advisors():
+    for classes, dim in ((2, 8), (10, 16), (1000, 128), (100_000, 512)):
+        for margin in (ArcFace(0.3), CosFace(0.1), NoMargin()):
+            head = hm.MarginHead(dim, classes, margin, scale="advised", device="meta")
+            assert head.settings.first_scale == hm.advise.recommend(classes, dim, margin=margin).s
+    x, W, y = torch.randn(3, 8), torch.randn(5, 8), torch.tensor([0, 1, 2])
+    s = hm.advise.recommend(5, 8, margin=CosFace(0.1)).s
+    same = [hm.margin_softmax(x, W, y, CosFace(0.1), scale=scale) for scale in ("advised", s)]
+    assert torch.equal(*same)
+    assert hm.MarginHead(8, 1, ArcFace(), scale="advised").scale == 1
