@@ -255,7 +255,7 @@ class MarginHead(nn.Module):
         return found
 
     def current_scale(self) -> Tensor:
-        """Return s as the loss uses it: a learned s is kept above its floor."""
+        """Return s as the loss uses it: a learned s does not go below its floor."""
         if self.settings.scale == "adacos-dynamic":
             now: Tensor = snapshot(self.scale)
             return now

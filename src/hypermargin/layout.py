@@ -66,7 +66,7 @@ class ClassTable(NamedTuple):
 
 
 class Share(NamedTuple):
-    """What the classes held here contribute to every row; the shares of all processes add up to all classes."""
+    """What the classes held here contribute to every row; `Layout.combine` adds up the shares of all processes."""
 
     rivals: Tensor  # (N,)  R
     target: Tensor  # (N, L)  T, 0 where another process holds the label

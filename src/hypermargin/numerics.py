@@ -115,7 +115,7 @@ def bounded(x: Tensor, low: float | tuple[float, ...] | None, high: float | tupl
 
 
 def fit(x: Tensor, limit: Tensor | float) -> Tensor:
-    """Shrink the rows whose largest entry exceeds `limit`, so that products with them stay finite."""
+    """Return x with the rows shrunk whose largest entry exceeds `limit`, so that products with them stay finite."""
     largest = torch.linalg.vector_norm(x.detach(), math.inf, dim=-1, keepdim=True)
     factor: Tensor = (limit / largest).clamp(max=1.0)
     return x * factor

@@ -30,11 +30,11 @@ class FusedSGD(torch.optim.Optimizer):
     replays of a CUDA graph, at `step` and `zero_grad`. Give the head's other parameters, and the network's, to an
     optimiser of their own.
 
-    What needs the gradient before the step cannot work: accumulation over several backward passes is refused, and
-    so is a weight that has an ordinary gradient besides. `clip_grad_norm_` does not see this weight, and a
-    GradScaler's scale would not be taken off again: use neither (bfloat16 needs no scaler). Not under
-    torch.compile, and not under DDP, where every process would make its own step. Every backward through a loss
-    made in training mode takes the step, torch.autograd.grad by the features alone too: use head.eval() for those.
+    Nothing can see the gradient before the step. So accumulation over several backward passes raises an error, and
+    so does an ordinary gradient of the weight from elsewhere. `clip_grad_norm_` does not see this weight, and a
+    GradScaler's scale would stay in its gradient: use neither (bfloat16 needs no scaler). It does not work under
+    torch.compile, nor under DDP, where every process would make its own step. Every backward through a loss made in
+    training mode makes a step, even torch.autograd.grad for the features alone: use head.eval() for that.
     """
 
     def __init__(
@@ -146,9 +146,9 @@ class FusedSGD(torch.optim.Optimizer):
 class SampledSGD(torch.optim.Optimizer):
     """torch.optim.SGD that touches only the rows a sparse gradient names, for heads with `sample=PartialFC(…)`.
 
-    A class that took no part in the step keeps weight and momentum as they are, and no decay moves it; else those
-    without a gradient would shrink, and drift with an old momentum. Parameters with an ordinary gradient are given
-    to torch's SGD, so the network's may be in it too. Gradients of several backward passes add up.
+    A class that took no part in the step keeps its weight and momentum, and does not decay; otherwise such classes
+    would shrink, and drift by their old momentum. Parameters with an ordinary gradient are updated by torch's SGD,
+    so the network's parameters may be included. Gradients of several backward passes add up.
 
     torch's `clip_grad_norm_` refuses sparse gradients; `hypermargin.training.optim.clip_gradients` takes them.
     """

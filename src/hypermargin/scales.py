@@ -126,7 +126,7 @@ class Scales:
 
     @property
     def s(self) -> float:
-        """The scale that satisfies the bounds, rounded up to one decimal."""
+        """The largest bound, rounded up to one decimal; `typical` counts as LARGEST_USUAL_SCALE at most."""
         return max(0.1, math.ceil(10 * max(self._roomy, self.nearest) - 1e-9) / 10)
 
     @property

@@ -51,9 +51,9 @@ class Schedule(nn.Module):
         self.step += 1
 
     def drive(self, optimizer: torch.optim.Optimizer) -> RemovableHandle:
-        """Count the optimiser's steps instead of the head's training forwards.
+        """Count the optimiser's steps instead of the head's training forwards. Return a handle to undo it.
 
-        The link is not saved: call it again after loading a pickled head or resuming a run.
+        The hook is not saved: call this again after loading a pickled head or resuming a run.
         """
         self.driven = True
 

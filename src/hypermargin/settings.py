@@ -88,7 +88,7 @@ class HeadSettings:
 
     @property
     def first_scale(self) -> float:
-        """The initial value of s."""
+        """The initial value of s, computed if `scale` is a word."""
         if isinstance(self.scale, str):
             if self.scale != "advised":
                 return adacos_scale(max(self.classes, 1))

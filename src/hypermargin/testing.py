@@ -45,9 +45,10 @@ def _grid() -> Tensor:
 
 
 def _continuous(margin: Margin) -> str:
-    """Take the intervals where ψ differs most from what its slope predicts, and halve them forty times.
+    """Return where ψ jumps, or "".
 
-    A difference that is still there is a jump.
+    The intervals where ψ differs most from what its slope predicts are halved forty times; a difference that is
+    still there is a jump.
     """
     theta = _grid().requires_grad_()
     value = margin.psi(theta)
@@ -94,7 +95,7 @@ def _plain_at_zero(margin: Margin) -> str:
 
 
 def _finite_slope(margin: Margin) -> str:
-    """Check that ψ and dψ/dθ are finite on [0, π], ends included, and that dψ/dθ is the slope of ψ."""
+    """Return where ψ or dψ/dθ is not finite on [0, π], ends included, or dψ/dθ is not the slope of ψ; else ""."""
     theta = _grid().requires_grad_()
     value = margin.psi(theta)
     (slope,) = torch.autograd.grad(value.sum(), theta)
@@ -111,7 +112,7 @@ def _finite_slope(margin: Margin) -> str:
 
 
 def _by_row(margin: Margin) -> str:
-    """Check that m as a tensor, one per row, gives the same ψ as the number."""
+    """Return by how much ψ with m as a tensor, one per row, differs from ψ with the number; "" if it does not."""
     if margin.m is None or (isinstance(margin, Piecewise) and margin.D is not None):
         return ""
     theta = _grid()[::500]

@@ -1,7 +1,8 @@
 """Partial FC: each step uses only the labels of the batch and a random sample of the other classes.
 
-An et al. 2022 (arXiv:2203.15565). The sample depends on seed and step alone, not on the number of ranks: the
-permutation it comes from can be evaluated at single class numbers, so each rank evaluates it at its own classes.
+An et al. 2022 (arXiv:2203.15565). For given labels the sample depends on seed and step alone, not on the number of
+ranks: the permutation it comes from can be evaluated at single class numbers, so each rank evaluates it at its own
+classes and at the labels.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ class Sampled(Layout):
     def table(
         self, weight: Tensor, batch: Batch, *, unit: bool, bias: Tensor | None = None, centres: int = 1
     ) -> ClassTable:
-        """Return the rows of the classes that were drawn; the gradients of weight and bias are sparse."""
+        """Return the rows of the drawn classes; the gradients of weight and of a bias per class are sparse."""
         held = self.inner.held(weight.shape[0] // centres)
         sample = draw(self.settings, self.step, held, self.classes(len(held)), batch.y)
         local = (batch.y - held.start).masked_fill((batch.y < held.start) | (batch.y >= held.stop), -1)

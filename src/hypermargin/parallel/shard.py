@@ -233,7 +233,7 @@ class Sharded(Layout):
         device: torch.device,
         problem: Exception | None = None,
     ) -> tuple[Rows, list[list[bool]]]:
-        """Exchange what each rank is about to send, and return the row counts and the flags of every rank.
+        """Return the row counts and the flags of every rank, after an exchange of what each is about to send.
 
         All ranks raise if the check of any rank's batch failed (`problem`), since the others would wait for that
         rank for ever, or if `kind` is not the same on all.
