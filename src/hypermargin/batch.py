@@ -1,4 +1,4 @@
-"""A batch on its way to the loss: as given and checked, as scaled features, and what is known of its targets."""
+"""A batch on its way to the loss: the checked inputs, the scaled features, and the geometry of the targets."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
 
 
 class Batch(NamedTuple):
-    """A checked batch; of a sharded head, the rows of all ranks."""
+    """A checked batch; with a sharded head, the rows of all ranks."""
 
     features: Tensor  # (N, d)
     y: Tensor  # (N, L)  labels, two with mixup; −1 in rows that do not count
     used: Tensor | None  # (N,)  which rows count; None: all
     scale: float | Tensor  # s, one or one per row
-    share: float | Tensor = 1.0  # of the first label, with mixup
+    share: float | Tensor = 1.0  # weight of the first label, with mixup
     m: Tensor | None = None  # one margin for all, or one per row (N, 1, …)
     m_by_row: bool = False
     class_m: Tensor | None = None  # (C, …)  margins by class
     rows: Any = None  # which ranks brought which rows, if several did
 
     def classes(self) -> Tensor:
-        """Return labels that can be looked up: 0 in rows that do not count. A wrong label stays wrong."""
+        """Return labels to look up classes by: 0 in rows that do not count. Labels out of range are kept."""
         return self.y if self.used is None else self.y.masked_fill(~self.used.unsqueeze(1), 0)
 
     def clean(self, dtype: torch.dtype) -> Tensor:
-        """Return the features in a wide dtype, with zeros instead of whatever is in rows that do not count."""
+        """Return the features in a wide dtype, with zeros in rows that do not count."""
         x = widen(self.features, dtype)
         return x if self.used is None else x.masked_fill(~self.used.unsqueeze(1), 0.0)
 
@@ -56,7 +56,7 @@ def check_batch(
     ignore_index: int = -100,
     check: bool | Literal["auto"] = "auto",
 ) -> Batch:
-    """Return a batch whose shapes fit together, and whose values make sense if `check` says to read them."""
+    """Return a batch whose shapes match, and whose values are valid where `check` reads them; raise otherwise."""
     checks.features_and_weight(features, weight)
     layout.check_weight(weight, centres)
     N, here = features.shape[0], weight.shape[0] // centres
@@ -91,7 +91,7 @@ def check_cosines(
     ignore_index: int,
     check: bool | Literal["auto"],
 ) -> Batch:
-    """Return a batch of cosines (N, C), which stand where the features would."""
+    """Return a checked batch that holds cosines (N, C) in place of the features."""
     checks.cosines_matrix(cosines)
     N, classes = cosines.shape
     checks.labels_like("labels", labels, N, cosines.device)
@@ -114,7 +114,7 @@ def _checked_rows(
     classes: int,
     ignore_index: int,
 ) -> Tensor | None:
-    """Read labels, features and scale. Return which rows count; None if all do."""
+    """Return which rows count, or None if all do; raise if labels, features or scale hold invalid values."""
     each_is_a_class = [checks.label_values(of, each, classes, ignore_index) for of, each in labels.items()]
     used = None
     if not all(each_is_a_class) or 0 <= ignore_index < classes:
@@ -133,7 +133,7 @@ def _with_margins(
     m: Tensor | None,
     classes: int,
 ) -> Batch:
-    """Return the batch, its m told apart by its shape: one for all, one per class (C,) or one per row (N, 1)."""
+    """Return the batch with m, told by its shape: one for all, one per class (C,) or one per row (N, 1)."""
     if used is not None:
         y = y.masked_fill(~used.unsqueeze(1), -1)
     if m is None:
@@ -146,7 +146,7 @@ def _with_margins(
 
 
 class ScaledRows(NamedTuple):
-    """Features as the products take them."""
+    """The scaled features f that are multiplied with the class weights, and the parts they are made of."""
 
     f: Tensor  # (N, d)  s·x̂, or s·x
     direction: Tensor  # (N, d)  x̂, zero for zero rows
@@ -159,7 +159,7 @@ class ScaledRows(NamedTuple):
 def scale_rows(batch: Batch, table: ClassTable, layout: Layout, *, unit_features: bool) -> ScaledRows:
     """Return f = s·x̂ or s·x and its parts.
 
-    Rows whose products against a free weight would overflow are shrunk until they do not.
+    Rows whose products with an unnormalised weight would overflow are shrunk until they do not.
     """
     x = batch.clean(wide_dtype(batch.features, table.weight))
     s = column(batch.scale, x.dtype)
@@ -178,7 +178,7 @@ def scale_rows(batch: Batch, table: ClassTable, layout: Layout, *, unit_features
 
 
 def column(scale: float | Tensor, dtype: torch.dtype) -> Tensor | float:
-    """Return the scale in a shape that multiplies rows."""
+    """Return the scale in a shape that multiplies rows: a number, () or (N, 1)."""
     if not isinstance(scale, Tensor):
         return float(scale)
     s = widen(scale, dtype)
@@ -186,13 +186,13 @@ def column(scale: float | Tensor, dtype: torch.dtype) -> Tensor | float:
 
 
 class Target(NamedTuple):
-    """What is known of each row's own classes before any margin; (N, L) each, of the nearest centre."""
+    """The geometry of each row's own classes before any margin; (N, L) unless noted, for the nearest centre."""
 
     product: Tensor  # ⟨f, w̃_y⟩: linear in f, so its gradient is w̃_y even where f or w̃_y is zero
-    angle: Tensor  # between f and W_y, in [0, π]; π/2 for zero rows
+    angle: Tensor  # the angle between f and W_y, in [0, π]; π/2 for zero rows
     length: Tensor  # |f||w̃_y|; (N, 1) if the weight is normalised
     norm: Tensor | None  # |w̃_y|; None if it is 1
-    products: Tensor  # (N, L, K)  of every centre
+    products: Tensor  # (N, L, K)  the product with every centre
 
 
 def target_of(rows: ScaledRows, label_rows: Tensor, table: ClassTable) -> Target:

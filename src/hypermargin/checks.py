@@ -1,7 +1,8 @@
-"""Every input error message: the argument, what came, what is allowed, what to do.
+"""Checks of inputs. Every error message names the argument, what came, what is allowed and what to do.
 
-`shapes` and friends look only at shapes, dtypes and devices, so they run always, under torch.compile too.
-`values` reads the numbers; that would stop a CUDA stream or break a graph, so `wanted` decides.
+Most checks look only at shapes, dtypes and devices, so they always run, under torch.compile too. Those that read
+the numbers (`label_values`, `finite_rows`, `positive_values`, `cosine_values`) would stop a CUDA stream or break a
+compiled graph, so `wanted` decides whether they run.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Gradient = Literal["exact", "straight"]
 
 
 def one_of(name: str, value: object, allowed: Sequence[str]) -> None:
-    """A word out of a few."""
+    """Require one of the allowed words."""
     if value not in allowed:
         raise ValueError(
             f"{name} must be one of {', '.join(map(repr, allowed))}; got {value!r}.{near(value, allowed)}"
@@ -32,19 +33,19 @@ def one_of(name: str, value: object, allowed: Sequence[str]) -> None:
 
 
 def near(value: object, allowed: Iterable[str]) -> str:
-    """` Did you mean 'x'?`, or nothing."""
+    """Return ` Did you mean 'x'?` for the closest allowed word, or an empty string if none is close."""
     close = difflib.get_close_matches(str(value), list(allowed), 1)
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
 def instance(name: str, value: object, kind: type, like: str) -> None:
-    """An object of a class."""
+    """Require an instance of `kind`; `like` is an example for the message."""
     if not isinstance(value, kind):
         raise TypeError(f"{name} must be a {kind.__name__} such as {like}; got {value!r}.")
 
 
 def count(name: str, value: object, least: int = 1) -> None:
-    """A whole number of things."""
+    """Require a whole number that is at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be a whole number; got {value!r} ({type(value).__name__}).")
     if value < least:
@@ -52,7 +53,7 @@ def count(name: str, value: object, least: int = 1) -> None:
 
 
 def in_range(name: str, value: float, low: float, high: float, hint: str = "") -> None:
-    """A plain number in [low, high)."""
+    """Require a plain number in [low, high)."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name} must be a number; got {value!r} ({type(value).__name__}).")
     if not low <= value < high:
@@ -60,7 +61,7 @@ def in_range(name: str, value: float, low: float, high: float, hint: str = "") -
 
 
 def positive(name: str, value: float) -> None:
-    """A plain number above zero."""
+    """Require a plain, finite number above zero."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name} must be a number; got {value!r} ({type(value).__name__}).")
     if not (value > 0 and math.isfinite(value)):
@@ -68,7 +69,7 @@ def positive(name: str, value: float) -> None:
 
 
 def wanted(check: bool | str, *tensors: Tensor) -> bool:
-    """Should values be read? "auto": in eager mode on the CPU only, and not inside a torch.func transform."""
+    """Return whether to read values; "auto" means in eager mode on the CPU, outside torch.func transforms."""
     if check is True or check is False:
         return check
     if check != "auto":
@@ -98,7 +99,7 @@ def _same_device(name: str, tensor: Tensor, device: torch.device) -> None:
 
 
 def labels_like(name: str, labels: object, rows: int, device: torch.device, of: str = "features") -> None:
-    """Integer class ids, one per row, on the same device."""
+    """Require integer class ids, one per row, on the same device."""
     if not isinstance(labels, Tensor):
         raise TypeError(f"{name} must be an integer tensor of shape ({rows},); got {type(labels).__name__}.")
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
@@ -110,7 +111,7 @@ def labels_like(name: str, labels: object, rows: int, device: torch.device, of: 
 
 
 def features_and_weight(features: Tensor, weight: Tensor) -> None:
-    """Require (N, d) against (rows, d), on one device."""
+    """Require features (N, d) and a weight (rows, d) with the same d ≥ 1, on one device."""
     _matrix("weight", weight, "(classes, dim)")
     _matrix("features", features, "(rows, dim)")
     dim = weight.shape[1]
@@ -127,14 +128,14 @@ def class_bias(bias: Tensor, classes: int, device: torch.device) -> None:
 
 
 def cosines_matrix(cosines: Tensor) -> None:
-    """(N, C) with C ≥ 1."""
+    """Require cosines of shape (N, C) with C ≥ 1."""
     _matrix("cosines", cosines, "(rows, classes)")
     if cosines.shape[1] == 0:
         raise ValueError(f"cosines must have at least one class; got {tuple(cosines.shape)}.")
 
 
 def row_scale(scale: float | Tensor, rows: int) -> None:
-    """A positive number, a tensor holding one, or one per row."""
+    """Require a positive number, a tensor holding one, or a tensor with one per row."""
     if not isinstance(scale, Tensor):
         positive("scale", scale)
     elif scale.dim() > 0 and tuple(scale.shape) not in ((rows,), (rows, 1)):
@@ -142,7 +143,7 @@ def row_scale(scale: float | Tensor, rows: int) -> None:
 
 
 def margin_tensor(m: Tensor | None, numbers: int | None, rows: int, classes: int) -> None:
-    """One m, one per class (C,), or one per row (N, 1); Combined has three numbers in a last dimension."""
+    """Require one m, one per class (C,), or one per row (N, 1); Combined has three numbers in a last dimension."""
     if m is None:
         return
     if numbers is None:
@@ -157,7 +158,7 @@ def margin_tensor(m: Tensor | None, numbers: int | None, rows: int, classes: int
 
 
 def mixture(mix: Mix, rows: int, device: torch.device) -> None:
-    """(other_labels, weight): ids like `labels`, and the share of `labels` in [0, 1]."""
+    """Require a pair (other_labels, weight): ids like `labels`, and the share of `labels` in [0, 1]."""
     if not isinstance(mix, tuple) or len(mix) != 2:
         raise TypeError(f"mix must be a pair (other_labels, weight); got {type(mix).__name__}.")
     labels_like("mix[0] (other_labels)", mix[0], rows, device)
@@ -173,7 +174,7 @@ def mixture(mix: Mix, rows: int, device: torch.device) -> None:
 def loss_options(
     margin: Margin, rule: Rule, gradient: str, lam: float | Tensor, label_smoothing: float, reduction: str
 ) -> None:
-    """Require what every loss needs to be told."""
+    """Require valid values for the options that every loss takes."""
     margin_object(margin)
     if not hasattr(rule, "aggregate") or isinstance(rule, type):
         raise TypeError(f"rule must be a Rule such as rules.MVSoftmax(t=0.2); got {rule!r}.")
@@ -188,7 +189,7 @@ def loss_options(
 
 
 def margin_object(margin: object) -> None:
-    """Require a Margin; a number is what other libraries take, in degrees or in radians."""
+    """Require a Margin. For a plain number, as other libraries take, the message says which Margin to write."""
     if hasattr(margin, "psi") and not isinstance(margin, type):
         return
     hint = " Make one of it: add ()." if isinstance(margin, type) else ""
@@ -204,7 +205,7 @@ def margin_object(margin: object) -> None:
 def combination(
     rule: Rule, unit_weight: bool, centres: int, label_smoothing: float, mixed: bool, all_classes: bool
 ) -> None:
-    """Require options that go together."""
+    """Require options that can be combined with each other."""
     if centres != 1:
         count("centres", centres)
     if label_smoothing and not all_classes:
@@ -245,9 +246,9 @@ def label_values(name: str, labels: Tensor, classes: int, ignore_index: int | No
 
 
 def finite_rows(name: str, tensor: Tensor, used: Tensor | None) -> None:
-    """No NaN and no inf in the rows that count."""
+    """Require that the rows that count hold neither NaN nor inf."""
     if math.isfinite(tensor.detach().sum().item()):
-        return  # the usual case, in one operation; a sum may also overflow, so look closer before complaining
+        return  # the usual case, in one operation; a sum of finite numbers may overflow, so look at each row below
     bad = ~torch.isfinite(tensor).all(-1)
     bad = bad if used is None else bad & used
     if bool(bad.any()):
@@ -260,7 +261,7 @@ def finite_rows(name: str, tensor: Tensor, used: Tensor | None) -> None:
 
 
 def positive_values(name: str, tensor: float | Tensor) -> None:
-    """Every entry above zero."""
+    """Require every entry of a tensor to be above zero; plain numbers are left to `positive`."""
     if not isinstance(tensor, Tensor) or not tensor.numel():
         return
     if not (tensor.detach().amin() if tensor.dim() else tensor).item() > 0:
@@ -268,7 +269,7 @@ def positive_values(name: str, tensor: float | Tensor) -> None:
 
 
 def cosine_values(cosines: Tensor) -> None:
-    """Cosines, up to rounding."""
+    """Require values in [−1, 1], up to rounding."""
     if cosines.numel() and not bool((cosines.abs() <= 1.01).all()):
         worst = float(cosines.abs().max())
         raise ValueError(

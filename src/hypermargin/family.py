@@ -17,14 +17,14 @@ from hypermargin.settings import HeadOverrides, unknown_setting
 
 @dataclass(frozen=True)
 class Recipe:
-    """One head of the family, with its paper's defaults and what to know of it."""
+    """One head of the family: its paper's defaults and what to know about it."""
 
     margin: Margin
     unit_weight: bool
     unit_features: bool
     scale: float
-    boundary: str  # between classes 1 and 2, x at angles θ1, θ2 from them
-    width: str  # of the band between the two boundaries, for classes θ12 apart
+    boundary: str  # decision boundary between classes 1 and 2, for x at angles θ1, θ2 from them
+    width: str  # width of the band between the two boundaries, for classes θ12 apart
     good: str
     bad: str
     paper: str
@@ -109,7 +109,7 @@ FAMILY: dict[str, Recipe] = {
 
 
 def list_heads() -> list[str]:
-    """The names `create_head` knows; sphereface and a-softmax are one."""
+    """Return the names that `create_head` knows; sphereface and a-softmax are the same head."""
     return list(FAMILY)
 
 
@@ -139,7 +139,7 @@ def create_head(name: str, dim: int, classes: int, **overrides: Unpack[HeadOverr
     }
     parts: dict[str, Any] = {"margin": given.pop("margin", recipe.margin), "rule": given.pop("rule", SOFTMAX)}
     checks.margin_object(parts["margin"])
-    if isinstance(given.get("scale"), str):  # s is found by a rule; the recipe's learning of it gives way
+    if isinstance(given.get("scale"), str):  # a rule sets s, so the recipe must not learn it as well
         settings["learn_scale"] = False
         settings["scale_floor"] = None
     if "lam" in given or "margin" in overrides:
@@ -157,7 +157,7 @@ def create_head(name: str, dim: int, classes: int, **overrides: Unpack[HeadOverr
 
 
 def as_markdown() -> str:
-    """The family as a table, for the README."""
+    """Return the family as a Markdown table, for the README."""
     rows = ["| head | ψ(θ) | unit W | unit x | s | m | boundary | width | for | against |", "|" + "---|" * 10]
     for name, r in FAMILY.items():
         if name == "sphereface":

@@ -13,14 +13,14 @@ from hypermargin import checks
 
 
 def number(default: float, low: float, high: float = math.inf, *, open_low: bool = False, help: str) -> Any:
-    """Make a field for a number in [low, high) (or (low, high)), with its explanation."""
+    """Return a dataclass field for a number in [low, high), or (low, high) with `open_low`, and its explanation."""
     return dataclasses.field(
         default=default, metadata={"low": low, "high": high, "open_low": open_low, "help": help}
     )
 
 
 def choice(default: str, choices: tuple[str, ...], *, help: str) -> Any:
-    """Make a field for one of a few words, with its explanation."""
+    """Return a dataclass field for one of a few words, and its explanation."""
     return dataclasses.field(default=default, metadata={"choices": choices, "help": help})
 
 
@@ -32,7 +32,10 @@ def number_fields(kind: type) -> Iterator[dataclasses.Field[Any]]:
 
 
 def check_fields(made: Any, tensors_go: str = "") -> None:
-    """Raise unless every field holds what it allows. `tensors_go` says where a tensor could be given instead."""
+    """Raise unless every field holds an allowed value.
+
+    `tensors_go` says, for the error message, where a tensor could be given instead.
+    """
     for field in dataclasses.fields(made):
         value, meta = getattr(made, field.name), field.metadata
         where = f"{type(made).__name__}({field.name}=…)"

@@ -21,10 +21,10 @@ from hypermargin.rules import SOFTMAX, Rule
 
 
 class RowTerm(Protocol):
-    """A number that every row adds to its loss, from |x| or x: regularisers of the features. Returns (N,)."""
+    """A function that returns a number per row, (N,), from |x| or x, to add to the loss: a feature regulariser."""
 
     def __call__(self, rows: RowFacts) -> Tensor:
-        """Return the terms of these rows."""
+        """Return the terms of these rows, (N,)."""
         ...
 
 
@@ -60,9 +60,9 @@ def margin_softmax(
         T = s·|x||W_y|·ψ(θ_y) + b_y,     R = log Σ_{j≠y} exp z_j
 
     - features (N, d), weight (C, d), labels (N,): integers in [0, C) or `ignore_index`
-    - scale: s > 0, a number, a tensor holding one, one per row (N,), or "advised" for so many classes. With
-      unit features it must be given: cosines alone are too close together to learn from. Without them it is 1
-      unless given.
+    - scale: s > 0, a number, a tensor holding one, one per row (N,), or "advised" for what suits this number of
+      classes. With unit features it must be given: cosines alone are too close together to learn from. Otherwise
+      it is 1 unless given.
     - bias: (C,), or () for one that all classes share
     - rule: what a rival counts as and how rivals add up (`hypermargin.rules`); R and softplus(R − T) are softmax's
     - centres: K rows of the weight, (C·K, d), belong to each class, one class after the other. The target is
@@ -78,11 +78,11 @@ def margin_softmax(
       pass over the classes; a row is left out if either label is `ignore_index`
     - reduction: "mean" is over the rows that count, and 0 if there are none
     - check: read values (label range, NaN, scale) first; "auto" does so in eager mode on the CPU
-    - backend: who does the N×C work: a name, or an object of `hypermargin.backends` or your own
-    - layout: where the classes live. With `Shard(…).layout(C)` weight, bias and an m by class are this rank's
-      slice, features and labels this rank's rows, and all ranks call this together. "mean" and "sum" are over
-      the rows of all ranks, and the same on each; "none" gives this rank's rows. dW is the slice of the whole
-      gradient; see `Shard` for dX.
+    - backend: what computes the N×C products: a name, or an object of `hypermargin.backends` or your own
+    - layout: which process holds which classes. With `Shard(…).layout(C)` weight, bias and an m by class are this
+      rank's slice, features and labels are this rank's rows, and all ranks call this together. "mean" and "sum" are
+      over the rows of all ranks, and the same on each; "none" gives this rank's rows. dW is this rank's slice of
+      the full gradient; see `Shard` for dX.
 
     The result is float32 or wider, also under autocast.
     """
@@ -125,9 +125,9 @@ def margin_cross_entropy(
     reduction: Reduction = "mean",
     check: bool | Literal["auto"] = "auto",
 ) -> Tensor:
-    """Return the same loss for people who already hold the N×C cosines: any margin, integer labels, no one-hot.
+    """Return the same loss from N×C cosines that you already have: any margin, integer labels, no one-hot.
 
-    The sparse AM-Softmax, made stable: the target is masked out of the sum, where the usual trick
+    This is the sparse AM-Softmax in a stable form: the target is masked out of the sum, whereas the usual
     log(Z − e^T) = log Z + log(1 − exp(T − log Z)) gives negative losses and −inf.
     A cosine resolves angles only down to √eps, so prefer `margin_softmax` where you have the features.
     """
@@ -145,7 +145,7 @@ def margin_cross_entropy(
 
 
 class _Psi(NamedTuple):
-    """A margin with what it is told of each row."""
+    """A margin with the m, λ and gradient that it is evaluated with."""
 
     margin: Margin
     m: Tensor | None  # broadcasts against angles (N, L); None: the margin's own
@@ -180,7 +180,7 @@ def _share(
     rule: Rule,
     row_terms: list[Tensor],
 ) -> Share:
-    """Return what the classes that are here say of every row; nothing of labels that are elsewhere."""
+    """Return what the classes held here contribute to every row; 0 for labels that another process holds."""
     b = None if table.bias is None else table.of_labels(table.bias)
     as_rival = terms = None
     if T.shape[1] > 1:  # each label is a rival of the other
@@ -188,7 +188,7 @@ def _share(
         as_rival = table.own(rule.aggregate.total(z if b is None else z + b.unsqueeze(-1)))
     if row_terms:
         every = torch.stack(row_terms).sum(0)
-        terms = table.own(every.unsqueeze(1).expand_as(T))[:, 0]  # by whoever has the first label
+        terms = table.own(every.unsqueeze(1).expand_as(T))[:, 0]  # only the process with the first label adds them
     return Share(rivals.rivals, table.own(T if b is None else T + b), as_rival, rivals.rival_sum, terms)
 
 
@@ -199,7 +199,7 @@ def _linked(rule: Rule, whole: Share, batch: Batch, s: float | Tensor, smoothing
 
     def of_label(k: int) -> Tensor:
         R, T, rival_sum = whole.rivals, whole.target[:, k], whole.rival_sum
-        if whole.as_rival is not None:  # unless it is the same class
+        if whole.as_rival is not None:  # mixup: the other label is a rival, unless both are the same class
             same, other = batch.y[:, 0] == batch.y[:, 1], whole.as_rival[:, 1 - k]
             R = rule.aggregate.join(R, other.masked_fill(same, rule.aggregate.nothing))
             rival_sum = None if rival_sum is None else rival_sum + other.masked_fill(same, 0.0)

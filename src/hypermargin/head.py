@@ -1,4 +1,4 @@
-"""The head as a module: owns the class weights, the settings and the state; everything of it is in state_dict."""
+"""The head as a module: it owns class weights, settings and state; what training changes is in state_dict."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ class MarginHead(nn.Module):
     """Softmax with a margin over `classes` classes of `dim`-dimensional features.
 
         head(features, labels) → loss          head(features) = head.logits(features): no label, no margin
-        head.predict_proba(features)           head.scores(features, labels): angles and rivals, for watching
+        head.predict_proba(features)           head.scores(features, labels): angles and rivals, for monitoring
 
     - scale: s, a number, which unit features need; "advised" for what `advise.recommend` says; "adacos" for
       √2·ln(C−1); "adacos-dynamic" for s from each batch's median angle, which costs a second pass over the
-      classes. Under DDP each process has its own; a sharded head, one of all rows. Features that keep their
-      length have s = 1 unless given.
+      classes. Under DDP each process computes its own from its rows; a sharded head computes one from all rows.
+      Features that keep their length have s = 1 unless given.
     - bias: True for one per class, "shared" for one that all classes share
     - rule: what a rival counts as (`hypermargin.rules`)
-    - centres: rows of the weight per class. The target is the nearest of its class, and all of the others are
-      rivals; `logits` are those of each class's nearest.
-    - learn_scale: s is a parameter, never below `scale_floor` (default: the smallest s of use for so many
-      classes, `advise.smallest_scale`). With a margin a free s shrinks while most samples violate the margin.
+    - centres: rows of the weight per class. The target is the nearest centre of its class, and all centres of other
+      classes are rivals; `logits` has each class's nearest centre.
+    - learn_scale: s is a parameter, never below `scale_floor` (default: the smallest useful s for this number of
+      classes, `advise.smallest_scale`). With a margin an unbounded s shrinks while most samples violate the margin.
     - class_margins: m by class, (C,) (Combined: (C, 3)), instead of the margin's own
     - class_offsets: (C,), added to the logits of the classes in the loss and left out of `logits`, for classes
       that are not equally frequent: τ·log(share of the class) is logit adjustment (Menon et al. 2021,
@@ -51,24 +51,24 @@ class MarginHead(nn.Module):
       the training loss is L − margin_reward·s·mean(m − m₀), m₀ the m of no margin. Without a reward it always
       shrinks, since dL/dm = −s(1−p_y)·dψ/dm ≥ 0. With reward ρ, CosFace settles where mean(1−p_y) = ρ.
     - schedule: one of `hypermargin.schedule`, or several
-    - shard: the classes lie on the ranks of a process group (`Shard`). All ranks call the head together, each with
-      rows of its own, as many as it has, or none. The loss is the mean (or sum) over the rows of all ranks and the
-      same on each; with reduction "none", and in `logits` and `scores`, each gets its own rows.
-    - row_terms: modules that add something to the loss of every row (`hypermargin.terms`)
-    - sample: of the classes only some take part in a training step (`PartialFC`)
+    - shard: the classes are split over the ranks of a process group (`Shard`). All ranks call the head together,
+      each with its own rows, of any number including 0. The loss is the mean (or sum) over the rows of all ranks
+      and the same on each; with reduction "none", and in `logits` and `scores`, each gets its own rows.
+    - row_terms: modules that add a term to the loss of every row (`hypermargin.terms`)
+    - sample: only a sample of the classes takes part in each training step (`PartialFC`)
     - the rest as in `margin_softmax`
 
-    All of this is in `head.settings`. The weight is `head.weight`, (classes·centres, dim), never changed in
-    forward. Under DDP, wrap the head (or the model that contains it) like any module, unless it is sharded.
-    Then `head.weight` is this rank's slice, `head.layout` says which, and DDP or FSDP gets the network alone:
-    the head's gradients are whole as they are.
+    The settings are in `head.settings`. The weight is `head.weight`, (classes·centres, dim), never changed in
+    forward. Under DDP, wrap the head (or the model that contains it) like any module. A sharded head is different:
+    `head.weight` is this rank's slice, `head.layout` says which, and DDP or FSDP must wrap the network alone, since
+    the head's gradients are already complete.
     """
 
     scale: Tensor
     m: Tensor | None
     offsets: Tensor | None
     sampled_steps: Tensor
-    margin_bounds: tuple[Any, Any]  # of a learned or class-wise m
+    margin_bounds: tuple[Any, Any]  # least and largest m; only with a learned or class-wise m
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class MarginHead(nn.Module):
         self.layout: Layout = WHOLE
         if shard is not None:
             layout = self.layout = shard.layout(classes)
-            # In state_dict, so that nobody takes one slice for another.
+            # In state_dict, so that a slice cannot be loaded in place of another.
             self._hold("classes_held", torch.tensor(layout.numbers, device="cpu"), device)
             cast("Any", self).register_load_state_dict_pre_hook(layout.check_state)
         if sample is not None:
@@ -129,7 +129,7 @@ class MarginHead(nn.Module):
         if bias:
             shape = () if bias == "shared" else (held,)
             self.bias = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
-        # s and m are float32 whatever `dtype` says: they are few, and their last digits count.
+        # s and m are float32 whatever `dtype` is: they take little memory, and rounding them would change the loss.
         self._hold("scale", torch.tensor(self.settings.first_scale, device="cpu"), device, learned=learn_scale)
         self._set_margins(class_margins, device)
         self._set_offsets(class_offsets, device)
@@ -150,14 +150,14 @@ class MarginHead(nn.Module):
 
     @property
     def margin(self) -> Margin:
-        """ψ."""
+        """The margin function ψ of the target."""
         return self.settings.margin
 
     def reset_parameters(self) -> None:
-        """Draw class weights of about unit length in random directions; bias, s, m and the number of steps as
-        at first.
+        """Draw new class weights, and set bias, s, m, offsets and the count of sampled steps as at first.
 
-        Sharded, the weights come from the shard's seed and are the same for every number of ranks.
+        The weights have about unit length and random directions. In a sharded head they come from the shard's seed
+        and are the same for every number of ranks.
         """
         layout = WHOLE if self.weight.is_meta else self.layout
         layout.first_weights(self.weight, self.dim**-0.5)
@@ -168,7 +168,7 @@ class MarginHead(nn.Module):
                 getattr(self, name).copy_(value)
 
     def _hold(self, name: str, value: Tensor, device: Any, *, learned: bool = False) -> None:
-        """Keep a few numbers as a parameter or a buffer, which `reset_parameters` sets to `value`."""
+        """Register a few numbers as a parameter or a buffer, which `reset_parameters` sets to `value`."""
         self._first[name] = value
         held = torch.empty(value.shape, dtype=value.dtype, device=device)
         if learned:
@@ -210,7 +210,7 @@ class MarginHead(nn.Module):
         self._hold("offsets", self._own_classes(value), device)
 
     def _by_class(self, name: str, given: Tensor | Sequence[float], tail: torch.Size) -> Tensor:
-        """Return what was given by class as a tensor of all classes, on the CPU."""
+        """Return numbers given by class as a float32 tensor of all classes, on the CPU; raise at a wrong shape."""
         value = torch.as_tensor(given, dtype=torch.float32, device="cpu").detach()
         wanted = (self.classes, *tail)
         if tuple(value.shape) != wanted:
@@ -219,7 +219,7 @@ class MarginHead(nn.Module):
 
     def _own_classes(self, value: Tensor) -> Tensor:
         held = self.layout.held(self.classes)
-        return value[held.start : held.stop].clone()  # all are given, each rank keeps its own
+        return value[held.start : held.stop].clone()  # every rank is given all classes and keeps its own
 
     def _set_schedules(self, schedule: Schedule | Sequence[Schedule] | None, device: Any) -> None:
         schedules = [schedule] if isinstance(schedule, Schedule) else list(schedule or ())
@@ -245,7 +245,7 @@ class MarginHead(nn.Module):
         return getattr(self.training_backend, "update", None)
 
     def by_class(self) -> dict[str, Tensor]:
-        """Return the tensors with rows for the classes held here: weight; bias, m and offsets where there are."""
+        """Return the tensors that have entries by class: weight, and bias, m and offsets where they go by class."""
         found: dict[str, Tensor] = {"weight": self.weight}
         if self.bias is not None and self.bias.dim():
             found["bias"] = self.bias
@@ -256,20 +256,20 @@ class MarginHead(nn.Module):
         return found
 
     def current_scale(self) -> Tensor:
-        """Return s as the loss uses it: a learned one does not go below its floor."""
+        """Return s as the loss uses it: a learned s does not go below its floor."""
         if self.settings.scale == "adacos-dynamic":
             now: Tensor = snapshot(self.scale)
             return now
         return bounded(self.scale, self.settings.least_scale, math.inf) if self.settings.learn_scale else self.scale
 
     def current_margins(self) -> Tensor | None:
-        """Return m as the loss uses it before any warm-up, a learned one in its domain. None: the margin's own."""
+        """Return m as the loss uses it before any warm-up, a learned m kept in its domain; None: the margin's."""
         if self.m is None or not self.settings.learn_margin:
             return self.m
         return bounded(self.m, *self.margin_bounds)
 
     def current_adjustment(self) -> Adjustment:
-        """Return what the schedules do now, as plain numbers: λ, strength, and the penalty on lengths."""
+        """Return what the schedules ask for at this step, as plain numbers: λ, strength, penalty on |W|²."""
         return Adjustment(*(float(value) for value in self._adjustment()))
 
     def forward(self, features: Tensor, labels: Tensor | None = None, *, mix: checks.Mix | None = None) -> Tensor:
@@ -308,7 +308,7 @@ class MarginHead(nn.Module):
         if not self.training:
             return loss
         if (extra := self._beside_the_loss(adjustment, m, scale)) is not None:
-            # Added to every row, it gets a gradient from every row, of all ranks.
+            # With "none" it is added to every row, so its gradient is summed over the rows of all ranks.
             loss = loss + (layout.shared(extra) if settings.reduction == "none" else extra)
         self._advance(scale)
         return loss
@@ -325,7 +325,7 @@ class MarginHead(nn.Module):
         return offsets + (self.bias if self.bias.dim() else self.layout.shared(self.bias))
 
     def _advance(self, scale: Tensor) -> None:
-        """Move the state on; last, so that a refused batch leaves none behind."""
+        """Advance the state by one step; called last, so that a batch that raises leaves the state unchanged."""
         if self.settings.scale == "adacos-dynamic":
             self.scale.copy_(scale)
         self.row_margin.advance()
@@ -336,7 +336,7 @@ class MarginHead(nn.Module):
             self.sampled_steps += 1
 
     def _beside_the_loss(self, adjustment: Adjustment, m: Tensor | None, scale: Tensor) -> Tensor | None:
-        """Return the penalty of a schedule on |W|², less the reward of a learned margin; the same on all ranks."""
+        """Return the penalty of a schedule on |W|² minus the reward of a learned margin; the same on all ranks."""
         extra = None
         if isinstance(adjustment.penalty, Tensor):
             squares = self.layout.sum(widen(self.weight, wide_dtype(self.weight)).square().sum())
@@ -350,9 +350,10 @@ class MarginHead(nn.Module):
         return extra
 
     def logits(self, features: Tensor) -> Tensor:
-        """Return (N, C) logits s·cos θ_j (or their unnormalised kin) without any margin, float32 or wider.
+        """Return (N, C) logits s·cos θ_j (times |x| and |W_j| where not normalised) without any margin.
 
-        Sharded, every rank gets its own rows against all classes, and holds those of all ranks on the way.
+        They are float32 or wider. With a sharded head every rank gets its own rows against all classes, and holds
+        the logits of all ranks' rows on the way.
         """
         return logits(
             features,
@@ -368,11 +369,10 @@ class MarginHead(nn.Module):
         return self.logits(features).softmax(-1)
 
     def scores(self, features: Tensor, labels: Tensor, *, cosines: bool = False) -> Scores:
-        """Return the target's angle and the rivals of a batch, for watching training; NaN in rows with
-        ignore_index.
+        """Return target and rivals of a batch, for monitoring training; NaN in rows with ignore_index.
 
-        Target and rivals are logits, so target > hardest is a right decision; with `cosines`, cosines: the nearest
-        rival's angle is acos(hardest).
+        Target and rivals are logits, so target > hardest is a right decision. With `cosines` they are cosines, and
+        the nearest rival's angle is acos(hardest).
         """
         return self._scores(features, labels, cosines)
 
@@ -388,7 +388,7 @@ class MarginHead(nn.Module):
         )  # fmt: skip
 
     def _adjustment(self) -> Adjustment:
-        """Return all schedules together, at this step."""
+        """Return the adjustments of all schedules at this step, combined."""
         lam: Tensor | float = 0.0
         strength: Tensor | float = 1.0
         penalty: Tensor | float = 0.0

@@ -32,23 +32,23 @@ from hypermargin.numerics import log_sum_exp, reduced, softplus, wide_dtype, wid
 
 
 def sum_hinge(scores: Tensor, labels: Tensor, *, m: float, reduction: Reduction = "mean") -> Tensor:
-    """S = Σ_j [m + c_j − c_y]₊, the multi-class hinge of Weston and Watkins.
+    """Return S = Σ_j [m + c_j − c_y]₊, the multi-class hinge of Weston and Watkins.
 
-    Its gradient grows with the number of violators, so at the start of training with the number of classes.
+    Its gradient grows with the number of violators, which at the start of training is about the number of classes.
     """
     return _reduce(_violations(scores, labels, m).relu().sum(-1), reduction)
 
 
 def max_hinge(scores: Tensor, labels: Tensor, *, m: float, reduction: Reduction = "mean") -> Tensor:
-    """H = [max_j (m + c_j − c_y)]₊, the multi-class hinge of Crammer and Singer.
+    """Return H = [max_j (m + c_j − c_y)]₊, the multi-class hinge of Crammer and Singer.
 
-    Only the hardest rival is pushed (tied ones share the push), so a step can promote the next one.
+    Only the hardest rival is pushed (tied ones share the push), so a step can make the next one the hardest.
     """
     return _reduce(_violations(scores, labels, m).amax(-1).relu(), reduction)
 
 
 def lse_hinge(scores: Tensor, labels: Tensor, *, m: float, s: float, reduction: Reduction = "mean") -> Tensor:
-    """H_s = [LSE_j(s·(m + c_j − c_y))/s]₊, the maximum made smooth.
+    """Return H_s = [LSE_j(s·(m + c_j − c_y))/s]₊, the maximum made smooth.
 
     The derivative of LSE is the softmax over the rivals, so each is pushed by its share. The smooth maximum
     exceeds the true one by `hidden_margin`, which acts as that much extra m.
@@ -57,7 +57,7 @@ def lse_hinge(scores: Tensor, labels: Tensor, *, m: float, s: float, reduction: 
 
 
 def softplus_hinge(scores: Tensor, labels: Tensor, *, m: float, s: float, reduction: Reduction = "mean") -> Tensor:
-    """L = softplus(LSE_j(s·(m + c_j − c_y))), the last hinge made smooth too: AM-Softmax.
+    """Return L = softplus(LSE_j(s·(m + c_j − c_y))), the outer hinge made smooth too: AM-Softmax.
 
     This is L itself, the loss people train with. Divide it by s to compare it with the other rungs.
     """
@@ -65,10 +65,10 @@ def softplus_hinge(scores: Tensor, labels: Tensor, *, m: float, s: float, reduct
 
 
 def hidden_margin(scores: Tensor, labels: Tensor, *, s: float) -> Tensor:
-    """LSE_j(s·c_j)/s − max_j c_j over the rivals, row by row: the margin that smoothing adds by itself.
+    """Return LSE_j(s·c_j)/s − max_j c_j over the rivals, row by row: the margin that smoothing adds by itself.
 
-    It lies in [0, ln(C−1)/s]: 0 when one rival stands out, the bound when all are level. So plain softmax
-    with a small scale already has a margin, and a larger scale takes it away.
+    It lies in [0, ln(C−1)/s]: near 0 when one rival stands out, at the upper bound when all are equal. So plain
+    softmax with a small scale already has a margin, and a larger scale takes it away.
     """
     checks.positive("s", s)
     rivals = _violations(scores, labels, 0.0)
@@ -78,13 +78,13 @@ def hidden_margin(scores: Tensor, labels: Tensor, *, s: float) -> Tensor:
 
 
 def _smooth_maximum(scores: Tensor, labels: Tensor, m: float, s: float) -> Tensor:
-    """LSE_j(s·v_j): s times a smooth maximum of the violations; −inf without rivals."""
+    """Return LSE_j(s·v_j), s times a smooth maximum of the violations; −inf without rivals."""
     checks.positive("s", s)
     return log_sum_exp(s * _violations(scores, labels, m))
 
 
 def _violations(scores: Tensor, labels: Tensor, m: float) -> Tensor:
-    """v_j = m + c_j − c_y, with −inf in the target's column, so that sums, maxima and LSE pass over it."""
+    """Return v_j = m + c_j − c_y, with −inf in the target's column, so that sums, maxima and LSE pass over it."""
     _check(scores, labels, m)
     c = widen(scores, wide_dtype(scores))
     index = labels.long().unsqueeze(1)

@@ -1,4 +1,4 @@
-"""Where the classes live. `WHOLE`, the default, has all of them here; `hypermargin.parallel` has the others."""
+"""Which process holds which classes. `WHOLE`, the default, holds all; `hypermargin.parallel` has others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ClassTable(NamedTuple):
-    """The class rows that a call is computed against, and where its labels are among them.
+    """The rows of the class weights that a call is computed against, and where its labels are among them.
 
     A class has K rows, its centres, one after the other; K is 1 unless a head says otherwise. A batch has L
     labels per row, 2 with mixup and else 1.
@@ -26,23 +26,23 @@ class ClassTable(NamedTuple):
 
     weight: Tensor  # (C·K, d)
     unit: bool  # w̃ = W/|W|, or W as it is
-    bias: Tensor | None  # (C·K,)  b_j: bias, offset and a sample's correction together
+    bias: Tensor | None  # (C·K,)  b_j: the sum of bias, offset and PartialFC's correction
     local: Tensor  # (N, L·K)  rows of the labels, the K of one label side by side
     inside: Tensor | None = None  # (N, L·K)  where `local` is valid; None: everywhere
     centres: int = 1  # K
     m: Tensor | None = None  # (C·K, …)  margins by class
-    is_empty: bool = False  # no class is here: the one row is zero, and no label names it
-    raised: float = 0.0  # how much a sample's correction raises the bound on the logits
+    is_empty: bool = False  # this process has no class: the one row is zero, and no label refers to it
+    raised: float = 0.0  # how much PartialFC's correction raises the bound on the logits
 
     def of_labels(self, by_class: Tensor) -> Tensor:
-        """Return what a table by class says of each label, (N, L, …); any row's where the label is not here."""
+        """Return the entry of a table by class for each label, (N, L, …); arbitrary if the label is not here."""
         first = self.local[:, :: self.centres]
         if self.inside is not None:
             first = first.masked_fill(~self.inside[:, :: self.centres], 0)
         return look_up(by_class, first)
 
     def margins(self, m: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-        """Return the m of each label, where margins go by class, else the m that was given."""
+        """Return the m of each label if there are margins by class, else the m that was given."""
         m = m if self.m is None else self.of_labels(self.m)
         return None if m is None else widen(m, dtype)
 
@@ -51,11 +51,11 @@ class ClassTable(NamedTuple):
         return by_label if self.inside is None else by_label.masked_fill(~self.inside[:, :: self.centres], 0.0)
 
     def label_rows(self, weight: Tensor) -> Tensor:
-        """Return the rows of the labels, (N, L·K, d); any row where the label is not here."""
+        """Return the rows of the labels, (N, L·K, d); an arbitrary row where the label is not here."""
         return look_up(weight, self.local if self.inside is None else self.local.masked_fill(~self.inside, 0))
 
     def rivals(self, backend: Backend, f: Tensor, rule: RuleAtRows, **wanted: bool) -> Rivals:
-        """Return what a backend finds in this table, less the row of zeros that stands for no class at all."""
+        """Return what a backend finds in this table; an empty table's row of zeros does not count as a rival."""
         found = backend(f, self, rule, **wanted)
         if not self.is_empty:
             return found
@@ -66,13 +66,13 @@ class ClassTable(NamedTuple):
 
 
 class Share(NamedTuple):
-    """What the classes of one layout say of every row; shares of several add up to the same for all classes."""
+    """What the classes held here contribute to every row; `Layout.combine` adds up the shares of all processes."""
 
     rivals: Tensor  # (N,)  R
-    target: Tensor  # (N, L)  T, 0 where the label is elsewhere
+    target: Tensor  # (N, L)  T, 0 where another process holds the label
     as_rival: Tensor | None = None  # (N, L)  what each label adds to the R of the other, with mixup
     rival_sum: Tensor | None = None  # (N,)  Σ z over the rivals, with label smoothing
-    terms: Tensor | None = None  # (N,)  what is added to the loss
+    terms: Tensor | None = None  # (N,)  the sum of the row terms, which is added to the loss
 
 
 def look_up(table: Tensor, rows: Tensor) -> Tensor:
@@ -84,10 +84,11 @@ def look_up(table: Tensor, rows: Tensor) -> Tensor:
 
 
 class Layout:
-    """What it takes to compute with classes that may be elsewhere. The base has them all here, and does nothing.
+    """The steps of a loss whose classes other processes may hold. The base holds all classes and sends nothing.
 
-    A batch goes through it in this order: `gather` (whose rows), `table` (which classes), `largest` and
-    `shared` on the way, `combine` (what every share says of a row), `own` (whose rows again).
+    A batch goes through the methods in this order: `gather` collects the rows of all processes, `table` picks the
+    classes to score them against, `combine` adds up the shares of all processes, `own` picks this process's rows.
+    `largest` and `shared` are used in between.
     """
 
     rank = 0
@@ -95,30 +96,33 @@ class Layout:
     covers_all = True  # every class takes part in every call
 
     def classes(self, here: int) -> int:
-        """Return how many classes there are in all, if `here` of them are here."""
+        """Return the number of all classes, of which this process holds `here`."""
         return here
 
     def held(self, classes: int) -> range:
-        """Return which of so many classes are here."""
+        """Return which of `classes` classes this process holds."""
         return range(classes)
 
     def busiest(self, here: int) -> int:
-        """Return about how many classes take part where most do: what a backend is chosen for."""
+        """Return about how many classes the busiest process has in a step; the backend is chosen for these."""
         return here
 
     def check_weight(self, weight: Tensor, centres: int) -> None:
-        """Raise unless the weight is that of the classes that are here."""
+        """Raise unless the weight has the rows of the classes that this process holds."""
         if weight.shape[0] < 1:
             raise ValueError(f"weight must have at least one class; got shape {tuple(weight.shape)}.")
 
     def gather(self, check: Callable[[], Batch], asked: str, weight: Tensor) -> Batch:
-        """Return the checked batch that the classes here are to be scored against; `asked` says what for."""
+        """Return the checked batch of all processes, to be scored against the classes held here.
+
+        `asked` names what is to be computed, which must be the same on all processes.
+        """
         return check()
 
     def table(
         self, weight: Tensor, batch: Batch, *, unit: bool, bias: Tensor | None = None, centres: int = 1
     ) -> ClassTable:
-        """Return the rows of the classes that take part."""
+        """Return the rows of the held classes that take part in this call."""
         y, m = batch.classes(), batch.class_m
         if centres == 1 and bias is None:
             return ClassTable(weight, unit, None, y, m=m)
@@ -134,23 +138,23 @@ class Layout:
         share: Share,
         bound: float | Tensor | None = None,
     ) -> Share:
-        """Return what all classes say of every row. `bound` is the s that no logit exceeds, if there is one."""
+        """Return the shares of all processes added up. `bound` is the s that no logit exceeds, if there is one."""
         return share
 
     def sum(self, x: Tensor) -> Tensor:
-        """Return Σ over the shares."""
+        """Return the sum of `x` over all processes."""
         return x
 
     def mean(self, by_class: Tensor) -> Tensor:
-        """Return the mean of the numbers in a table by class, over all classes."""
+        """Return the mean of the numbers in a table by class, over the classes of all processes."""
         return by_class.mean()
 
     def largest(self, x: Tensor) -> Tensor:
-        """Return the largest over the shares, without gradient."""
+        """Return the largest `x` over all processes, without gradient."""
         return x.detach()
 
     def shared(self, x: Tensor) -> Tensor:
-        """Return a parameter that is the same everywhere, for use in one share of the work."""
+        """Return a parameter that all processes hold alike, for use in this process's share of the work."""
         return x
 
     def fixed(self, scale: Tensor) -> Tensor | float:
@@ -162,15 +166,15 @@ class Layout:
         return by_row
 
     def columns(self, logits: Tensor, batch: Batch) -> Tensor:
-        """Return (N, C) logits of this process's rows against all classes, from those against the classes here."""
+        """Return logits (N, C) of own rows against all classes, from those of all rows against own classes."""
         return logits
 
     def refuse_ddp(self, weight: Tensor) -> None:
-        """Raise inside a DistributedDataParallel that would spoil the weight."""
+        """Raise inside a DistributedDataParallel that would corrupt the weight; the base accepts it."""
 
     @torch.no_grad()
     def first_weights(self, weight: Tensor, std: float) -> None:
-        """Draw normal class weights."""
+        """Fill the weight with normal random numbers of deviation `std`."""
         torch.nn.init.normal_(weight, std=std)
 
 
@@ -178,7 +182,7 @@ WHOLE = Layout()
 
 
 def rows_of(classes: Tensor, centres: int) -> Tensor:
-    """Return the rows (N, L·K) of classes (N, L); −1 stays −1."""
+    """Return the rows (N, L·K) of the weight that belong to classes (N, L); −1 stays −1."""
     if centres == 1:
         return classes
     rows = classes.unsqueeze(-1) * centres + torch.arange(centres, device=classes.device)
@@ -186,7 +190,7 @@ def rows_of(classes: Tensor, centres: int) -> Tensor:
 
 
 def by_centre(by_class: Tensor | None, centres: int) -> Tensor | None:
-    """Return a table by class as one by row."""
+    """Return a table with one entry per class as one with an entry per row of the weight."""
     if by_class is None or centres == 1:
         return by_class
     return by_class.repeat_interleave(centres, 0)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 @torch.library.custom_op("hypermargin::snapshot", mutates_args=())
 def snapshot(x: Tensor) -> Tensor:
-    """The value of a state buffer before this forward changes it.
+    """Return the value of a state buffer before this forward changes it.
 
     torch.compile may read a buffer again in the backward, after the forward has moved it on: silently wrong
     gradients (pytorch/pytorch#197039). An opaque operation is never recomputed, so its result is kept.
@@ -32,7 +32,7 @@ def _(x: Tensor) -> Tensor:
 
 
 def wide_dtype(*tensors: Tensor | None) -> torch.dtype:
-    """The dtype to compute in: float32 or wider, whatever the inputs are."""
+    """Return the dtype to compute in: float32 or wider, whatever the inputs are."""
     dtype = torch.float32
     for tensor in tensors:
         if tensor is not None and tensor.dtype != dtype:
@@ -41,7 +41,7 @@ def wide_dtype(*tensors: Tensor | None) -> torch.dtype:
 
 
 def full_precision(x: Tensor) -> AbstractContextManager[None]:
-    """Autocast off: what follows is computed in float32 or wider."""
+    """Return a context in which autocast is off, so that everything is computed in float32 or wider."""
     kind = x.device.type
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
@@ -86,7 +86,7 @@ class _Bounded(torch.autograd.Function):
 
 
 def widen(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """`x` in `dtype`, a wider one; the gradient that comes back saturates at the largest number of x's own."""
+    """Return `x` in the wider `dtype`; its gradient saturates at the largest number that x's own dtype holds."""
     if x.dtype == dtype:
         return x
     result: Tensor = _Widen.apply(x, dtype)
@@ -94,7 +94,10 @@ def widen(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def constant(value: float | tuple[float, ...] | None, like: Tensor) -> Tensor:
-    """A number, or a few, as a tensor on the device of `like`. torch.tensor would copy it there and wait."""
+    """Return one or a few numbers as a tensor on the device of `like`.
+
+    torch.tensor would copy them from the CPU and wait for the copy.
+    """
     if value is None:
         raise ValueError("there is no number here: NoMargin has no m.")
     if isinstance(value, tuple):
@@ -103,16 +106,16 @@ def constant(value: float | tuple[float, ...] | None, like: Tensor) -> Tensor:
 
 
 def bounded(x: Tensor, low: float | tuple[float, ...] | None, high: float | tuple[float, ...] | None) -> Tensor:
-    """Projection onto [low, high] that a learned number can always leave again, inwards.
+    """Return `x` clamped to [low, high], with a gradient that can always move it back inside.
 
-    torch.clamp has gradient 0 outside, so a parameter that overshoots stays outside for ever.
+    torch.clamp has gradient 0 outside, so a parameter that overshoots would stay outside for ever.
     """
     result: Tensor = _Bounded.apply(x, constant(low, x), constant(high, x))
     return result
 
 
 def fit(x: Tensor, limit: Tensor | float) -> Tensor:
-    """Shrink the rows whose largest entry exceeds `limit`, so that products with them stay finite."""
+    """Return x with the rows shrunk whose largest entry exceeds `limit`, so that products with them stay finite."""
     largest = torch.linalg.vector_norm(x.detach(), math.inf, dim=-1, keepdim=True)
     factor: Tensor = (limit / largest).clamp(max=1.0)
     return x * factor
@@ -147,7 +150,7 @@ class _Polar(torch.autograd.Function):
 
 
 def polar(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x/|x| and |x| (the latter with a last dimension of 1), for |x| from the smallest to the largest float.
+    """Return x/|x| and |x| (the latter with a last dimension of 1), for |x| from the smallest to the largest float.
 
     Zero rows give 0 with gradient 0. A gradient too large for its type saturates.
     """
@@ -156,12 +159,12 @@ def polar(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def unit(x: Tensor) -> Tensor:
-    """x/|x| row by row."""
+    """Return x/|x| for every row; zero rows stay zero."""
     return polar(x)[0]
 
 
 class _Angle(torch.autograd.Function):
-    """θ between unit rows, with the tangent written out; as autograd would do it, in a third of the operations."""
+    """θ between unit rows. The backward writes the tangent out, in a third of autograd's operations."""
 
     generate_vmap_rule = True
 
@@ -189,7 +192,7 @@ class _Angle(torch.autograd.Function):
 
 
 def angle_between(u: Tensor, v: Tensor) -> Tensor:
-    """θ = 2·atan2(|u−v|, |u+v|) of unit rows: exact near 0 and π, where acos⟨u,v⟩ loses half the digits.
+    """Return θ = 2·atan2(|u−v|, |u+v|) of unit rows: exact near 0 and π, where acos⟨u,v⟩ loses half the digits.
 
     Zero rows have angle π/2. With tan θ/2 = |u−v|/|u+v|, ∂θ/∂u = (u−v)/(2 tan θ/2) − (u+v)·(tan θ/2)/2, the unit
     tangent up to its sign. Where |u∓v| ≤ 8 eps its direction is rounding noise: gradient 0.
@@ -199,7 +202,7 @@ def angle_between(u: Tensor, v: Tensor) -> Tensor:
 
 
 def guarded_acos(cosine: Tensor) -> Tensor:
-    """acos for people who hold only the cosine: 0 or π at and beyond ±1, gradient 0 there instead of inf."""
+    """Return acos of a cosine, for callers without the vectors: 0 or π at and beyond ±1, with gradient 0 there."""
     inside = cosine.abs() < 1
     theta = torch.acos(cosine.masked_fill(~inside, 0.0))
     ends = torch.where(cosine > 0, 0.0, math.pi).to(cosine.dtype)
@@ -207,7 +210,7 @@ def guarded_acos(cosine: Tensor) -> Tensor:
 
 
 def log_sum_exp(z: Tensor) -> Tensor:
-    """log Σ exp z over the last dimension; −inf, with gradient 0, for rows that are empty or all −inf."""
+    """Return log Σ exp z over the last dimension; −inf, with gradient 0, for rows that are empty or all −inf."""
     if z.shape[-1] == 0:
         return z.new_full(z.shape[:-1], -math.inf)
     largest = z.detach().amax(-1, keepdim=True)
@@ -219,14 +222,15 @@ def log_sum_exp(z: Tensor) -> Tensor:
 
 
 def log_add_exp(a: Tensor, b: Tensor) -> Tensor:
-    """log(exp a + exp b) that stays differentiable when both are −inf."""
+    """Return log(exp a + exp b), differentiable even where both are −inf."""
     return log_sum_exp(torch.stack((a, b), -1))
 
 
 def softplus(x: Tensor) -> Tensor:
-    """log(1 + exp x) to full relative precision: torch's own, linear from 40 on, where exp(−x) is lost in x.
+    """Return log(1 + exp x) to full relative precision.
 
-    By default it goes linear at 20, which costs 2e-9.
+    It is torch's softplus, which becomes x itself from 40 on, where exp(−x) is below the last digit of x. torch's
+    default threshold of 20 has an error of 2e-9.
     """
     return F.softplus(x, threshold=40.0)
 
@@ -239,13 +243,13 @@ def reduced(loss: Tensor, used: Tensor | None, reduction: str) -> Tensor:
 
 
 class Reading:
-    """The number in a tensor, read from a GPU once: it is not waited for again until the tensor changes."""
+    """A reader of the number in a tensor, which waits for the GPU only after the tensor has changed."""
 
     def __init__(self) -> None:
         self._last: tuple[Tensor, int, float] | None = None
 
     def __call__(self, x: Tensor) -> float:
-        """Changes behind autograd's back (x.data) are seen on the CPU only."""
+        """Return the number in `x`. On a GPU, changes that autograd does not count (by x.data) go unnoticed."""
         if x.device.type == "cpu" or x.is_inference():
             return float(x)
         if self._last is None or self._last[0] is not x or self._last[1] != x._version:

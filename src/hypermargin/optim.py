@@ -1,4 +1,4 @@
-"""Optimisers for class weights: one works inside the backward, one on the classes that took part in the step."""
+"""Optimisers for class weights: one steps inside the backward, one changes only the classes sampled in a step."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class FusedSGD(torch.optim.Optimizer):
     replays of a CUDA graph, at `step` and `zero_grad`. Give the head's other parameters, and the network's, to an
     optimiser of their own.
 
-    What needs the gradient before the step cannot work: accumulation over several backward passes is refused, and
-    so is a weight that has an ordinary gradient besides. `clip_grad_norm_` does not see this weight, and a
-    GradScaler's scale would not be taken off again: use neither (bfloat16 needs no scaler). Not under
-    torch.compile, and not under DDP, where every process would make its own step. Every backward through a loss
-    made in training mode takes the step, torch.autograd.grad by the features alone too: use head.eval() for those.
+    Nothing can see the gradient before the step. So accumulation over several backward passes raises an error, and
+    so does an ordinary gradient of the weight from elsewhere. `clip_grad_norm_` does not see this weight, and a
+    GradScaler's scale would stay in its gradient: use neither (bfloat16 needs no scaler). It does not work under
+    torch.compile, nor under DDP, where every process would make its own step. Every backward through a loss made in
+    training mode makes a step, even torch.autograd.grad for the features alone: use head.eval() for that.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class FusedSGD(torch.optim.Optimizer):
         head.step_in_backward(self)
 
     def _begin_anew(self) -> None:
-        """Nothing under way, nothing on the device: as a new optimiser or a copy begins."""
+        """Forget the step under way and the numbers on the device, as a new or copied optimiser must."""
         self._on_device: Tensor | None = None
         self._numbers: tuple[float, ...] = ()
         self._waiting = False
@@ -65,7 +65,7 @@ class FusedSGD(torch.optim.Optimizer):
         self._begin_anew()
 
     def refuse_a_second(self) -> None:
-        """A second backward before `step` would be accumulation."""
+        """Raise at a second backward before `step`, which would be gradient accumulation."""
         if self._waiting:
             raise RuntimeError(
                 "a second backward before FusedSGD.step(): the first has already changed head.weight, so gradients "
@@ -73,7 +73,7 @@ class FusedSGD(torch.optim.Optimizer):
             )
 
     def begin(self) -> dict[str, Any]:
-        """What the backward needs for its update of the weight."""
+        """Return the momentum, settings and options that the backward needs to update the weight."""
         group = self.param_groups[0]
         (weight,) = group["params"]
         if weight.dtype != torch.float32:
@@ -94,17 +94,17 @@ class FusedSGD(torch.optim.Optimizer):
             )
         if self._on_device is None or self._on_device.device != weight.device:
             self._on_device, self._numbers = torch.zeros(3, device=weight.device), ()
-        if not recording:  # or every replay would put back today's rate
+        if not recording:  # else every replay of the graph would restore the rate at the time of recording
             self._refresh()
         options = {"nesterov": group["nesterov"], "renormalize": group["renormalize"]}
         return {"momentum": momentum, "settings": self._on_device, **options}
 
     def wait_for_step(self) -> None:
-        """The weight has been changed. Recording a graph changes nothing yet."""
+        """Note that the weight was changed and `step` must follow; recording a CUDA graph changes nothing yet."""
         self._waiting = not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
 
     def _refresh(self) -> None:
-        """Rate, momentum and decay to the device, if they have changed; fill_ does not wait for it."""
+        """Write rate, momentum and decay to the device if they have changed; fill_ does not wait for the GPU."""
         group = self.param_groups[0]
         numbers = tuple(float(group[key]) for key in ("lr", "momentum", "weight_decay"))
         if self._on_device is not None and numbers != self._numbers:
@@ -114,7 +114,7 @@ class FusedSGD(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Say that the step is over. The weight was changed in the backward."""
+        """End the step. The weight was already changed in the backward."""
         if closure is not None:
             raise ValueError("FusedSGD.step takes no closure: the weight changes at every backward.")
         if self.param_groups[0]["params"][0].grad is not None:
@@ -126,18 +126,18 @@ class FusedSGD(torch.optim.Optimizer):
         self._refresh()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Also of torch.optim.SGD, if it did the same."""
+        """Load a saved state, also one of torch.optim.SGD if it used neither dampening nor maximize."""
         _refuse_unknown(self, state_dict)
         super().load_state_dict(state_dict)
         self.param_groups[0].setdefault("renormalize", False)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As with any optimiser; also reads the learning rate, for replays of a CUDA graph."""
+        """Clear the gradients like any optimiser, and read the learning rate for replays of a CUDA graph."""
         super().zero_grad(set_to_none)
         self._refresh()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """One group, the head's weight."""
+        """Add the only group allowed, the head's weight; raise at a second one."""
         if self.param_groups:
             raise ValueError("FusedSGD has one group, the weight of its head.")
         super().add_param_group(param_group)
@@ -146,9 +146,9 @@ class FusedSGD(torch.optim.Optimizer):
 class SampledSGD(torch.optim.Optimizer):
     """torch.optim.SGD that touches only the rows a sparse gradient names, for heads with `sample=PartialFC(…)`.
 
-    A class that took no part in the step keeps weight and momentum as they are, and no decay moves it; else those
-    without a gradient would shrink, and drift with an old momentum. Parameters with an ordinary gradient are given
-    to torch's SGD, so the network's may be in it too. Gradients of several backward passes add up.
+    A class that took no part in the step keeps its weight and momentum, and does not decay; otherwise such classes
+    would shrink, and drift by their old momentum. Parameters with an ordinary gradient are updated by torch's SGD,
+    so the network's parameters may be included. Gradients of several backward passes add up.
 
     torch's `clip_grad_norm_` refuses sparse gradients; `hypermargin.training.optim.clip_gradients` takes them.
     """
@@ -166,7 +166,7 @@ class SampledSGD(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """v ← μv + (g + λw), w ← w − lr·v (nesterov: lr·(g + λw + μv)), on the rows that have a g."""
+        """Set v ← μv + (g + λw), w ← w − lr·v (nesterov: lr·(g + λw + μv)), on the rows that have a g."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -205,7 +205,7 @@ class SampledSGD(torch.optim.Optimizer):
         param.index_add_(0, rows, grad, alpha=-group["lr"])
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Also of torch.optim.SGD, if it did the same."""
+        """Load a saved state, also one of torch.optim.SGD if it used neither dampening nor maximize."""
         _refuse_unknown(self, state_dict)
         super().load_state_dict(state_dict)
 

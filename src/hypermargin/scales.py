@@ -1,5 +1,6 @@
-"""How large s has to be: bounds from the number of classes and the dimension, AdaCos, and the scale that is
-advised.
+"""How large s has to be: lower bounds, AdaCos, and the advised scale.
+
+The bounds follow from the number of classes and the dimension.
 
 A margin may be given as a number, the m of CosFace (ψ(θ) = cos θ − m), or as any `Margin`.
 """
@@ -46,15 +47,15 @@ def smallest_scale(
     *,
     angle: float = 0.0,
 ) -> float:
-    """Return the smallest s at which a sample can get the target probability P = `probability`.
+    """Return the smallest s at which a sample can reach the target probability P = `probability`.
 
-    The centres form a simplex, the best there is: c_j = −cos θ/(C−1) for the rivals of a sample at θ = `angle`
-    from its own centre (0: right on it). Then p_y ≥ P is
+    The centres are taken to form a simplex, the best case: c_j = −cos θ/(C−1) for the rivals of a sample at
+    θ = `angle` from its own centre (0: exactly on it). Then p_y ≥ P is
 
         s ≥ ln((C−1)·P/(1−P)) / (ψ(θ) + cos θ/(C−1)),     and at θ = 0:  ψ(0) = 1 − m for CosFace, so
         s ≥ ln((C−1)·P/(1−P)) / (C/(C−1) − m),            CosFace's equation 6 for m = 0.
 
-    0 if any scale will do (P ≤ 1/C; one class). p_y is the probability the loss sees, so with the margin.
+    The result is 0 if any scale will do (P ≤ 1/C; one class). p_y is the probability in the loss, with the margin.
     """
     checks.count("classes", classes)
     check_probability(probability)
@@ -82,14 +83,14 @@ def adacos_scale(classes: int) -> float:
 
 
 def largest_angle(classes: int, dim: int) -> float:
-    """Return how far apart C centres can be in d dimensions: the largest smallest angle φ between two of them.
+    """Return the largest φ such that C centres in d dimensions can all be at least φ apart.
 
-    It is also the largest m of ArcFace that a sample on its centre can meet (θ = 0: m ≤ φ). Exact are
+    It is also the largest m of ArcFace that a sample on its centre can satisfy (θ = 0: m ≤ φ). It is exact for
 
         C = 1: π (no rival)      d = 1, C ≥ 3: 0     d = 2: 2π/C, the regular polygon
         C ≤ d + 1: acos(−1/(C−1)), the simplex       d + 1 < C ≤ 2d: π/2 (Rankin 1955)
 
-    For C > 2d ≥ 6 the answer is known in few cases. What is returned then is an upper bound, the smaller of
+    For C > 2d ≥ 6 the exact value is known in few cases. Then an upper bound is returned, the smaller of
     - Levenshtein's of degree 3, C ≤ d(1−t)(2 + (d+1)t)/(1 − d·t²) with t = cos φ: Delsarte's method with
       f(x) = (x−t)(x+a)², a = (1+t)/(1+dt); solved for t it is the root of a quadratic. Strong up to C ≈ d²/2;
     - disjoint caps of radius φ/2: each has a share ≥ sin^(d−1)(φ/2) / ((d−1)·B) of the sphere, with
@@ -117,7 +118,7 @@ def largest_angle(classes: int, dim: int) -> float:
 
 @dataclass(frozen=True)
 class Scales:
-    """The three lower bounds on s that the rule is made of."""
+    """The three lower bounds on s that the rule for the advised scale combines."""
 
     on_centre: float
     nearest: float
@@ -125,12 +126,12 @@ class Scales:
 
     @property
     def s(self) -> float:
-        """The largest of them, to one decimal, upwards."""
+        """The largest bound, rounded up to one decimal; `typical` counts as LARGEST_USUAL_SCALE at most."""
         return max(0.1, math.ceil(10 * max(self._roomy, self.nearest) - 1e-9) / 10)
 
     @property
     def crowded(self) -> bool:
-        """Whether it is the nearest rival, so the packing of the centres, that asks for the scale."""
+        """Whether the nearest rival, and so the packing of the centres, decides the scale."""
         return self.nearest > self._roomy
 
     @property
@@ -139,20 +140,22 @@ class Scales:
 
 
 def typical_angle(classes: int) -> float:
-    """Return θ of the rule: π/6 up to 1000 classes, rising with log C to π/4 at 100,000 and beyond.
+    """Return the θ of a typical sample: π/6 up to 1000 classes, rising with log C to π/4 at 100,000 and beyond.
 
-    The best settings measured at 767 classes amount to 34° to 40° (NormFace s = 8; ArcFace 10, m 0.2; CosFace 10,
-    m 0.1); what the rule says with π/6 was level with them in the test (benchmarks/results/heads.md). π/4 is
-    AdaCos' choice for faces and, with a margin, gives the papers' s = 30-64. Between is a straight line, no more.
+    The best settings measured at 767 classes correspond to 34° to 40° (NormFace s = 8; ArcFace 10, m 0.2; CosFace
+    10, m 0.1); the scale that the rule gives with π/6 tested as well as they did (benchmarks/results/heads.md). π/4
+    is AdaCos' choice for faces and, with a margin, gives the papers' s = 30-64. In between, a straight line is
+    assumed.
     """
     checks.count("classes", classes)
     return math.pi / 6 + math.pi / 12 * min(1.0, max(0.0, math.log10(classes / 1000) / 2))
 
 
 def lower_bounds(classes: int, phi: float, margin: Margin, probability: float, theta: float) -> Scales:
-    """Return the bounds of the rule, for centres at most φ apart and typical samples at θ from theirs."""
+    """Return the three bounds, for centres at most φ apart and typical samples at angle θ from their centres."""
     reachable = psi_at(margin, theta) + math.cos(theta) / (classes - 1) > 0
-    nearest = math.log(probability / (1 - probability)) / (2 * math.sin(phi / 2) ** 2)  # 1 − cos φ, all digits
+    # 2·sin²(φ/2) = 1 − cos φ without the cancellation.
+    nearest = math.log(probability / (1 - probability)) / (2 * math.sin(phi / 2) ** 2)
     return Scales(
         on_centre=smallest_scale(classes, probability),
         nearest=max(0.0, nearest),
@@ -175,12 +178,12 @@ def advised_scale(classes: int, dim: int, margin: Margin) -> float:
 def needed_scale(
     scale: float | Tensor | str | None, unit_features: bool, classes: int, dim: int, margin: Margin | None
 ) -> float | Tensor:
-    """Return the scale that was given or is "advised"; 1 for free features if none was given."""
+    """Return the scale as given, the advised one for "advised", or 1 for None if features keep their length."""
     if isinstance(scale, Tensor | int | float):
         return scale
     if scale is None and not unit_features:
         return 1.0
-    assert margin is not None  # a call without one is given a scale
+    assert margin is not None  # callers without a margin always give a scale
     if scale is None:
         raise ValueError(
             "scale must be given with unit features: cosines lie within 2 of each other, and with a scale of 1 the "

@@ -1,4 +1,4 @@
-"""What changes while training: λ annealing, margin warm-up, and the alternation of angle and magnitude.
+"""Schedules of what changes in training: λ annealing, margin warm-up, alternation of angle and magnitude.
 
 A schedule is a module with one buffer, `step`: the number of training steps done. It is in the head's
 state_dict, so a resumed run goes on where it was. It advances by one at each training forward of the head, or,
@@ -27,7 +27,7 @@ class Adjustment(NamedTuple):
 
 
 class Schedule(nn.Module):
-    """Base: counts steps. A schedule of your own defines `at(it)` with torch operations on a float tensor."""
+    """The base class, which counts steps. Your own defines `at(it)` by torch operations on a float tensor."""
 
     step: Tensor
 
@@ -37,23 +37,23 @@ class Schedule(nn.Module):
         self.driven = False
 
     def at(self, it: Tensor) -> Adjustment:
-        """The adjustment in the `it`-th training step, counted from 1."""
+        """Return the adjustment in the `it`-th training step, counted from 1."""
         raise NotImplementedError(f"{type(self).__name__} must define at(it)")
 
     def forward(self, training: bool) -> Adjustment:
-        """The adjustment of the step under way; in evaluation, that of the last step done."""
+        """Return the adjustment of the step under way; in evaluation, that of the last step done."""
         done = snapshot(self.step)
         it = done + 1 if training else done.clamp(min=1)
         return self.at(it.to(torch.float32))
 
     def advance(self) -> None:
-        """One training step is done."""
+        """Count one training step as done."""
         self.step += 1
 
     def drive(self, optimizer: torch.optim.Optimizer) -> RemovableHandle:
-        """Count the optimiser's steps instead of the head's training forwards.
+        """Count the optimiser's steps instead of the head's training forwards. Return a handle to undo it.
 
-        The link is not saved: call it again after loading a pickled head or resuming a run.
+        The hook is not saved: call this again after loading a pickled head or resuming a run.
         """
         self.driven = True
 
@@ -76,11 +76,11 @@ class LambdaAnnealing(Schedule):
         self.base, self.gamma, self.power, self.floor = base, gamma, power, floor
 
     def at(self, it: Tensor) -> Adjustment:
-        """λ = max(floor, base·(1 + gamma·it)^−power)."""
+        """Return λ = max(floor, base·(1 + gamma·it)^−power) of this step."""
         return Adjustment(lam=(self.base * (1 + self.gamma * it) ** -self.power).clamp(min=self.floor))
 
     def extra_repr(self) -> str:
-        """The four numbers."""
+        """Return base, gamma, power and floor for the module's repr."""
         return f"base={self.base:g}, gamma={self.gamma:g}, power={self.power:g}, floor={self.floor:g}"
 
 
@@ -99,7 +99,7 @@ class MarginWarmup(Schedule):
         self.steps, self.start, self.shape = steps, start, shape
 
     def at(self, it: Tensor) -> Adjustment:
-        """The share of the margin in force."""
+        """Return the share of the margin that is in force at this step."""
         t = ((it - self.start) / self.steps).clamp(0.0, 1.0)
         if self.shape == "cosine":
             t = (1 - torch.cos(math.pi * t)) / 2
@@ -108,7 +108,7 @@ class MarginWarmup(Schedule):
         return Adjustment(strength=t)
 
     def extra_repr(self) -> str:
-        """Its settings."""
+        """Return the settings for the module's repr."""
         return f"steps={self.steps}, start={self.start}, shape={self.shape!r}"
 
 
@@ -127,10 +127,10 @@ class Alternation(Schedule):
         self.angle_steps, self.magnitude_steps, self.penalty = angle_steps, magnitude_steps, penalty
 
     def at(self, it: Tensor) -> Adjustment:
-        """Margin without penalty, or penalty without margin."""
+        """Return the margin without the penalty, or the penalty without the margin, by the phase of this step."""
         angle = ((it - 1) % (self.angle_steps + self.magnitude_steps) < self.angle_steps).to(it.dtype)
         return Adjustment(strength=angle, penalty=self.penalty * (1 - angle))
 
     def extra_repr(self) -> str:
-        """Its settings."""
+        """Return the settings for the module's repr."""
         return f"angle_steps={self.angle_steps}, magnitude_steps={self.magnitude_steps}, penalty={self.penalty:g}"

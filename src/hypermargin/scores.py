@@ -1,4 +1,4 @@
-"""What a batch looks like without any margin: logits, and the target beside its rivals, for watching training."""
+"""Logits without any margin, and target and rivals of a batch for monitoring training."""
 
 from __future__ import annotations
 
@@ -43,9 +43,10 @@ def scores(
     layout: Layout = WHOLE,
     of_all: bool = False,
 ) -> Scores:
-    """Return target and rivals of every row, NaN where it carries `ignore_index`; arguments as in `margin_softmax`.
+    """Return target and rivals of every row, NaN where the label is `ignore_index`.
 
-    With several processes each gets its own rows, or all get those `of_all`.
+    The arguments are those of `margin_softmax`. With several processes each gets its own rows, or with `of_all` the
+    rows of all.
     """
     batch = layout.gather(
         lambda: check_batch(features, weight, labels, layout, scale=scale, bias=bias, centres=centres,
@@ -58,7 +59,7 @@ def scores(
         rows = scale_rows(batch, table, layout, unit_features=unit_features)
         found = table.rivals(backend, rows.f, PLAIN, hardest=True)
         own = target_of(rows, found.rows, table)
-        # With its bias, like the rivals: it is the larger where the decision is right.
+        # The target has its bias, like the rivals, so target > hardest exactly where the decision is right.
         z = own.product if table.bias is None else own.product + table.of_labels(table.bias)
         norm = torch.ones_like(z) if own.norm is None else own.norm
         of_targets = torch.cat([table.own(t) for t in (z, own.angle, norm)], 1)
@@ -83,7 +84,7 @@ def logits(
     centres: int = 1,
     layout: Layout = WHOLE,
 ) -> Tensor:
-    """Return (N, C) logits without any margin, of each class's nearest centre; with several ranks, of own rows."""
+    """Return logits (N, C) without any margin, of each class's nearest centre and for this rank's own rows."""
     batch = layout.gather(
         lambda: check_batch(features, weight, None, layout, scale=scale, bias=bias, centres=centres, check=False),
         "logits", weight,
@@ -101,11 +102,12 @@ def logits(
 
 
 def adacos_step(found: Scores, before: Tensor, floor: float) -> Tensor:
-    """Return s_t = ln B / cos min(π/4, median θ_y), B = mean_i Σ_{j≠y} exp(s_{t−1} cos θ_ij), from scores at
-    s_{t−1}.
+    """Return the next dynamic scale of AdaCos (Zhang et al. 2019, arXiv:1905.00292), from scores at s_{t−1}:
 
-    Zhang et al. 2019 (arXiv:1905.00292), with B as a log-sum-exp, a floor (C = 2 would give s = 0), and no update
-    from a batch without rivals or labels.
+        s_t = ln B / cos min(π/4, median θ_y),     B = mean_i Σ_{j≠y} exp(s_{t−1} cos θ_ij)
+
+    ln B is computed as a log-sum-exp. There is a floor, since C = 2 would give s = 0, and a batch without rivals or
+    labels leaves s as it was.
     """
     counted = ~found.rivals.isnan()
     log_B = found.rivals.masked_fill(~counted, -math.inf).logsumexp(0) - counted.sum().clamp(min=1).log()

@@ -1,4 +1,4 @@
-"""All that is settled of a head when it is made, as one frozen object that is validated once."""
+"""The settings of a head that do not change after it is made, as one frozen object that is validated once."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ AUTOMATIC_SCALES = ("advised", "adacos", "adacos-dynamic")
 
 @dataclass(frozen=True)
 class HeadSettings:
-    """What a head was made with. What changes in training (weights, s, m, counters) is in the head's state_dict.
+    """The arguments a head was made with; what changes in training (weights, s, m, counters) is in its state_dict.
 
-    The fields are arguments of `MarginHead`, where they are explained. `scale` is None only in the making: it
-    becomes 1 for free features.
+    The fields are explained at `MarginHead`. `scale` is never None after construction: it becomes 1 for features
+    that keep their length, and must be given for others.
     """
 
     dim: int
@@ -88,7 +88,7 @@ class HeadSettings:
 
     @property
     def first_scale(self) -> float:
-        """The number that s begins with."""
+        """The initial value of s, computed if `scale` is a word."""
         if isinstance(self.scale, str):
             if self.scale != "advised":
                 return adacos_scale(max(self.classes, 1))
@@ -98,13 +98,13 @@ class HeadSettings:
 
     @property
     def least_scale(self) -> float:
-        """The number that a learned or automatic s does not go below."""
+        """The lower bound of a learned or automatic s."""
         if self.scale_floor is not None:
             return self.scale_floor
         return smallest_scale(self.classes) if self.learn_scale and self.classes > 1 else 1.0
 
     def as_plain(self) -> dict[str, Any]:
-        """Return what decides how features become logits, as numbers and words that go into a file."""
+        """Return the settings that decide how features become logits, as plain values to write to a file."""
         return {
             "margin": str(self.margin), "rule": str(self.rule), "centres": self.centres, "bias": bool(self.bias),
             "unit_features": self.unit_features, "unit_weight": self.unit_weight,
@@ -112,12 +112,12 @@ class HeadSettings:
 
     @property
     def sides(self) -> dict[str, Any]:
-        """What decides how features and weights are multiplied, as arguments of `margin_softmax` and `logits`."""
+        """The settings that decide how features and weights are multiplied, as arguments of the functions."""
         return {"unit_features": self.unit_features, "unit_weight": self.unit_weight, "centres": self.centres}
 
 
 class HeadOverrides(TypedDict, total=False):
-    """What `create_head` takes besides name, dim and classes: fields of margin and rule, and `MarginHead`'s."""
+    """The keyword arguments of `create_head`: fields of the margin and the rule, and arguments of `MarginHead`."""
 
     m: float
     m1: float
@@ -158,7 +158,7 @@ class HeadOverrides(TypedDict, total=False):
     dtype: torch.dtype | None
 
 
-# What other libraries call these things.
+# Names that other libraries use, and what they are called here.
 OTHER_NAMES = {
     "s": "scale", "gamma": "scale", "embedding_size": "dim", "in_features": "dim", "num_classes": "classes",
     "out_features": "classes", "num_subcenters": "centres", "sub_centers": "centres", "K": "centres",

@@ -1,4 +1,4 @@
-"""Row terms: what a row adds to its loss besides the margin."""
+"""Row terms: what is added to the loss of each row besides the margin."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RingLoss(nn.Module):
         self.radius = nn.Parameter(torch.tensor(float(radius)))
 
     def forward(self, rows: RowFacts) -> Tensor:
-        """Return the terms (N,)."""
+        """Return (weight/2)·(|x| − r)² of each row, (N,)."""
         radius = rows.shared(self.radius).to(rows.norm.dtype)
         return self.weight / 2 * (rows.norm.squeeze(1) - radius).square()
 

@@ -1,4 +1,4 @@
-"""The laws, for people who write their own: `check_margin(MyMargin())`, `check_backend(my_backend)`."""
+"""Tests for margins, rules and backends of your own: `check_margin(MyMargin())`, `check_backend(my_backend)`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["LAWS", "LawBroken", "broken_laws", "check_backend", "check_margin", 
 
 
 class LawBroken(AssertionError):  # noqa: N818  it reads better where it is caught
-    """A margin or a backend does not keep a law it promised."""
+    """A margin, a rule or a backend does not keep a law it promised."""
 
 
 def check_margin(margin: Margin) -> None:
@@ -35,7 +35,7 @@ def check_margin(margin: Margin) -> None:
 
 
 def broken_laws(margin: Margin) -> dict[str, str]:
-    """Which laws a margin breaks, declared or not, and where."""
+    """Return the laws that a margin breaks, declared or not, each with a sentence that says where."""
     found = {law: test(margin) for law, test in LAWS.items()}
     return {law: why for law, why in found.items() if why}
 
@@ -45,7 +45,11 @@ def _grid() -> Tensor:
 
 
 def _continuous(margin: Margin) -> str:
-    """Take the cells where ψ moves least as its slope says, and halve them forty times: only a jump stays."""
+    """Return where ψ jumps, or "".
+
+    The intervals where ψ differs most from what its slope predicts are halved forty times; a difference that is
+    still there is a jump.
+    """
     theta = _grid().requires_grad_()
     value = margin.psi(theta)
     (slope,) = torch.autograd.grad(value.sum(), theta)
@@ -91,7 +95,7 @@ def _plain_at_zero(margin: Margin) -> str:
 
 
 def _finite_slope(margin: Margin) -> str:
-    """ψ and dψ/dθ finite on [0, π], ends included, and the slope that of ψ."""
+    """Return where ψ or dψ/dθ is not finite on [0, π], ends included, or dψ/dθ is not the slope of ψ; else ""."""
     theta = _grid().requires_grad_()
     value = margin.psi(theta)
     (slope,) = torch.autograd.grad(value.sum(), theta)
@@ -108,7 +112,7 @@ def _finite_slope(margin: Margin) -> str:
 
 
 def _by_row(margin: Margin) -> str:
-    """A tensor m, one a row, means the same as the number."""
+    """Return by how much ψ with m as a tensor, one per row, differs from ψ with the number; "" if it does not."""
     if margin.m is None or (isinstance(margin, Piecewise) and margin.D is not None):
         return ""
     theta = _grid()[::500]
@@ -171,7 +175,7 @@ def check_backend(
     every = [SOFTMAX, *(rules.get(name)() for name in rules.names() if name != SOFTMAX.name)]
     for (name, case), rule in itertools.product(_backend_cases(), every):
         if not rule.is_softmax and case.f.shape[0] == 17:
-            continue  # what a rule does at other sizes it does at this one
+            continue  # for rules the other sizes are enough
         if not _takes(found, case, rule, torch.device(device)):
             continue
         sides = [(True, True)] if not rule.is_softmax else itertools.product((True, False), repeat=2)
@@ -187,12 +191,12 @@ def check_backend(
             ours_double = outcome(found, torch.float64) if float64 else right
             for what, value in right.items():
                 size = value.abs().nan_to_num(posinf=0.0).max().item() if value.numel() else 0.0
-                size = size or 1.0  # of zeros; the logits are about 1 to 10
+                size = size or 1.0  # where all values are 0; the logits are about 1 to 10
                 off = _distance(ours_double[what], value)
                 if off > 1e-9 * size:
                     problems.append(f"{setting}: {what} is off by {off:.3g} in float64")
                 off = _distance(ours[what], value)
-                # A rule rounds a few times more, at logits in the hundreds too.
+                # A rule rounds a few more times than softmax, and does so at logits in the hundreds too.
                 floor = 1e-6 if rule.is_softmax else 5e-6
                 allowed = float32_factor * _distance(usual[what], value) + floor * size
                 if off > allowed:
@@ -214,7 +218,7 @@ class _Case(NamedTuple):
 
 
 def _takes(backend: Backend, case: _Case, rule: Rule, device: torch.device) -> bool:
-    """Tell whether a backend does such a call; softmax's rule it must."""
+    """Return whether a backend accepts such a call; it must accept the softmax rule, and its error is raised."""
     try:
         backend.fitted(Call(len(case.f), len(case.weight), device, torch.float32, case.f.shape[1], rule))
     except ValueError:
@@ -247,7 +251,7 @@ def _backend_cases() -> Iterator[tuple[str, _Case]]:
 
 
 def _outcome(backend: Backend, case: _Case, rule: Rule, unit_weight: bool, with_bias: bool) -> dict[str, Tensor]:
-    """Return all that a backend returns, and the gradients of a fixed weighting of it."""
+    """Return all values that a backend returns, and the gradients of a fixed weighted sum of them."""
     f, weight, local, inside = case
     leaves = {"df": f, "dW": weight}
     if with_bias:
@@ -255,7 +259,7 @@ def _outcome(backend: Backend, case: _Case, rule: Rule, unit_weight: bool, with_
     if not rule.is_identity:
         leaves["by length"] = f.norm(dim=1, keepdim=True)
     leaves = {name: leaf.detach().clone().requires_grad_() for name, leaf in leaves.items()}
-    # Between the cosines, so that rounding does not decide which rivals are above it.
+    # No threshold equals a cosine, so rounding does not decide which rivals are above it.
     threshold = torch.linspace(-0.503, 0.807, max(len(f), 1), dtype=f.dtype, device=f.device)[: len(f), None]
     at_rows = rule.at(leaves.get("by length"), threshold if rule.needs_threshold else None)
     table = ClassTable(leaves["dW"], unit_weight, leaves.get("db"), local, inside)
@@ -278,7 +282,7 @@ def _outcome(backend: Backend, case: _Case, rule: Rule, unit_weight: bool, with_
 
 
 def _distance(a: Tensor, b: Tensor) -> float:
-    """Largest difference, equal infinities not counted; inf where shapes or infinities differ."""
+    """Return the largest difference, not counting equal infinities; inf where shapes or infinities differ."""
     if a.shape != b.shape or not torch.equal(a.isfinite(), b.isfinite()):
         return math.inf
     off = (a.double() - b.double()).masked_fill(~a.isfinite(), 0.0)

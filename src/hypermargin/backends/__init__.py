@@ -1,7 +1,7 @@
-"""Who does the N×C work, the only code that does: products against every class, and what the rivals add up to.
+"""Backends: the only code that does N×C work, the products with every class and the sums over the rivals.
 
-It knows nothing of margins. `Dense` is the definition that every other backend is measured against, `Chunked`
-never holds the N×C matrix, `Triton` does it in fused kernels, "auto" chooses. `register_backend` adds yours.
+A backend knows nothing of margins. `Dense` is the definition that every other backend is compared with, `Chunked`
+never holds the N×C matrix, `Triton` uses fused kernels, "auto" chooses among them. `register_backend` adds yours.
 """
 
 from hypermargin.backends.auto import Auto, explain_backend

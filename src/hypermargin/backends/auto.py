@@ -14,20 +14,20 @@ from hypermargin.backends.fused import Triton, is_tested_on
 from hypermargin.layout import ClassTable
 from hypermargin.rules import RuleAtRows
 
-# Up to this many logits the N×C matrix costs less time than the blocks that avoid it.
+# Up to this many logits, by device type, holding the N×C matrix is faster than computing it in blocks.
 DENSE_LOGITS = {"cpu": 2**18, "cuda": 2**25}
 
 
 @dataclass(frozen=True)
 class Auto:
-    """Chooses among the others, and can say why. It never does a call itself."""
+    """The backend that chooses one of the others for each call, and can say why."""
 
     def fitted(self, call: Call) -> Backend:
         """Return dense for few logits, triton under autocast on the GPUs it was tested on, else chunked."""
         return self._choice(call)[0].fitted(call)
 
     def explain(self, call: Call) -> str:
-        """Say which it would be, and why."""
+        """Return a sentence that says which backend is chosen, and why."""
         chosen, why = self._choice(call)
         name = type(chosen).__name__.lower()
         details = chosen.fitted(call).explain(call).removeprefix(name).removeprefix(": ")
@@ -57,7 +57,7 @@ class Auto:
         rival_sum: bool = False,
         hardest: bool = False,
     ) -> Rivals:
-        """Choose, then do it."""
+        """Return the rivals of `f` (N, d), by the backend chosen for this call."""
         call = Call(f.shape[0], table.weight.shape[0], f.device, f.dtype, f.shape[1], rule.rule)
         return self.fitted(call)(f, table, rule, rival_sum=rival_sum, hardest=hardest)
 
@@ -70,10 +70,11 @@ def explain_backend(
     dim: int = 512,
     world_size: int = 1,
 ) -> str:
-    """Say which backend a call of that size uses, and why. `dim` matters to what the fused one can keep.
+    """Return a sentence that says which backend a call of that size uses, and why.
 
-    With a `world_size` the classes lie on so many ranks (`Shard`), each bringing `rows` rows, and what a rank sends
-    in a step is counted too, for float32 features and bounded logits; `hypermargin.parallel.traffic` counts others.
+    `dim` affects how much the fused backend can keep for the backward. With a `world_size` above 1 the classes are
+    split over that many ranks (`Shard`), each with `rows` rows, and the bytes that each rank sends per step are
+    given too, for float32 features and bounded logits; `hypermargin.parallel.traffic` counts other cases.
     """
     checks.count("rows", rows, 0)
     checks.count("classes", classes)

@@ -1,4 +1,4 @@
-"""What a backend is: who does the N×C work. And the registry that finds one by name."""
+"""The protocol of backends, which do the N×C work, and the registry that finds one by name."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from hypermargin.rules import SOFTMAX, Rule, RuleAtRows
 if TYPE_CHECKING:
     from hypermargin.batch import Batch
 
-PLAIN = SOFTMAX.at()  # every rival counts as what it is
+PLAIN = SOFTMAX.at()  # every rival counts as its plain logit
 
 
 class Rivals(NamedTuple):
     """What a backend returns, for z_ij = ⟨f_i, w̃_j⟩ and a table of C·K rows."""
 
-    rows: Tensor  # (N, L·K, d)  w̃ of the labels; any row where the label is not in the table
+    rows: Tensor  # (N, L·K, d)  w̃ of the labels; an arbitrary row where the label is not in the table
     rivals: Tensor  # (N,)  R: the rule's aggregate of ρ_ij + b_j over the rows that are not labels of i
     rival_sum: Tensor | None  # (N,)  the sum of the same z_ij + b_j, if asked for
     hardest: Tensor | None  # (N,)  their maximum, whatever the rule, detached, if asked for
 
 
 class Call(NamedTuple):
-    """What can be known of a call before it is made."""
+    """The sizes, device, dtype and rule of a call, which a backend is chosen by before the call is made."""
 
     rows: int
     classes: int  # rows of the table
@@ -40,22 +40,22 @@ class Call(NamedTuple):
 
     @staticmethod
     def of(batch: Batch, weight: Tensor, layout: Layout, rule: Rule = SOFTMAX) -> Call:
-        """Return what a backend is chosen for; with several ranks, the same on each."""
+        """Return the description of the call on a batch; with several ranks, it is the same on each."""
         rows, dim = batch.features.shape
         classes, dtype = layout.busiest(weight.shape[0]), wide_dtype(batch.features, weight)
         return Call(rows, classes, weight.device, dtype, dim, rule)
 
 
 class Backend(Protocol):
-    """Who does the N×C work: an object with settings, passed in or found by name.
+    """An object with settings that does the N×C work, passed in or found by name.
 
-    `testing.check_backend` holds any backend to the definition, which is `Dense` in float64. One autograd node
+    `testing.check_backend` compares any backend with the definition, which is `Dense` in float64. One autograd node
     (or plain autograd) owns the weight's gradient, the label rows' share included; dR/dz is exactly 0 at label
     columns; gradients have the dtypes of what they belong to.
     """
 
     def fitted(self, call: Call) -> Backend:
-        """Return the backend that will do such a call, open settings chosen; raise ValueError if none can."""
+        """Return the backend for such a call, with all open settings chosen; raise ValueError if none can do it."""
         ...
 
     def __call__(
@@ -71,7 +71,7 @@ class Backend(Protocol):
         ...
 
     def explain(self, call: Call) -> str:
-        """Say in a sentence or two what a fitted backend does with such a call, and why."""
+        """Return a sentence or two on what a fitted backend does with such a call, and why."""
         ...
 
 
@@ -79,7 +79,7 @@ _REGISTRY: dict[str, Callable[[], Backend]] = {}
 
 
 def register_backend(name: str, make: Callable[[], Backend]) -> None:
-    """Make a backend known under `name`, for every `backend=` and for the command line; `make()` returns one."""
+    """Register a backend under `name`, for every `backend=` and for the command line; `make()` returns one."""
     if not name.isidentifier():
         raise ValueError(f"name must be a word such as 'mine'; got {name!r}.")
     known = _REGISTRY.get(name)

@@ -12,7 +12,7 @@ from hypermargin.numerics import unit
 from hypermargin.rules import SOFTMAX, SUM_OF_SOFTPLUS, RuleAtRows
 from hypermargin.rules._base import from_text
 
-# torch.mm with half operands and float32 results; before that there is no way to sum them in float32 and keep it.
+# torch.mm(out_dtype=…), which gives float32 results from half operands; older versions round the results to half.
 REDUCED_OPERANDS_WORK = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 8)
 
 
@@ -22,7 +22,7 @@ def _blocks(classes: int, chunk: int) -> Iterator[slice]:
 
 
 def _norms(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """|W_j| of a block, inf for zero rows."""
+    """Return |W_j| of the classes in a block, inf for zero rows."""
     norm = torch.linalg.vector_norm(weight, dim=1, dtype=dtype)
     if weight.device.type != "cpu" or not _safe(norm):
         if dtype == torch.float32 and weight.device.type != "mps":  # the square of any float32 is a float64
@@ -36,12 +36,12 @@ def _norms(weight: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _safe(norms: Tensor) -> bool:
-    """Are these lengths and their inverses far from the ends of the exponent's range? Only asked on the CPU."""
+    """Return whether these lengths and their inverses are far from overflow and underflow. Used on the CPU only."""
     return float(norms.amin()) > 1e-15 and float(norms.amax()) < 1e15
 
 
 def _block(weight: Tensor, norms: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """A block of the weight as a product's operand, and the factors 1/|W_j| its columns of z still need."""
+    """Return a block of the weight as an operand, and the factors 1/|W_j| still to be put on its columns of z."""
     if norms is None:
         return weight.to(dtype), None
     if norms.device.type == "cpu" and _safe(norms):
@@ -51,20 +51,23 @@ def _block(weight: Tensor, norms: Tensor | None, dtype: torch.dtype) -> tuple[Te
 
 
 def _operand_dtype(f: Tensor, operands: str) -> torch.dtype:
-    """Of the matrix products' inputs; only CUDA sums reduced ones in float32."""
+    """Return the dtype of the matrix products' inputs; only CUDA sums those of reduced precision in float32."""
     kind: torch.dtype = getattr(torch, operands) if operands in ("bfloat16", "float16") and f.is_cuda else f.dtype
     return kind
 
 
 def _product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
-    """a·b in out's dtype, in out's memory where a and b are of that dtype too."""
+    """Return a·b in out's dtype, and in out's memory if a and b have that dtype too."""
     if b.dtype != out.dtype:
         return torch.mm(a.to(b.dtype), b, out_dtype=out.dtype)
     return torch.mm(a, b, out=out)
 
 
 def _mask_labels(z: Tensor, local: Tensor, block: slice, value: float) -> Tensor:
-    """Put `value` where a label of the row is in the block: one gather and scatter per row, no sync, no N×C."""
+    """Write `value` into z, in place, where a label of the row is in the block, and return z.
+
+    It takes one gather and scatter per row: no waiting for the GPU and no N×C mask.
+    """
     columns = local - block.start
     here = (columns >= 0) & (columns < z.shape[1])
     columns = columns.clamp(0, z.shape[1] - 1)
@@ -75,12 +78,12 @@ def _mask_labels(z: Tensor, local: Tensor, block: slice, value: float) -> Tensor
 
 
 def rule_at_rows(rule: str, length: Tensor | None, threshold: Tensor | None) -> RuleAtRows:
-    """Read a rule that was given as text; "" is softmax's."""
+    """Return the rule that was given as text, with its numbers per row; "" is the softmax rule."""
     return RuleAtRows(from_text(rule), length, threshold) if rule else RuleAtRows(SOFTMAX)
 
 
 def _needs_no_maximum(f: Tensor, weight: Tensor, bias: Tensor | None, unit_weight: bool) -> bool:
-    """Are exp z, its sum and its inverse well inside f's dtype? |z| ≤ |f|·|w̃| + |b| tells, where it may be read."""
+    """Return whether exp z, its sum and its inverse fit f's dtype, by |z| ≤ |f|·|w̃| + |b|; on the CPU only."""
     if f.device.type != "cpu" or f.numel() == 0:
         return False
     bound = float(torch.linalg.vector_norm(f, dim=1).amax())
@@ -92,7 +95,7 @@ def _needs_no_maximum(f: Tensor, weight: Tensor, bias: Tensor | None, unit_weigh
 
 
 def _exp(z: Tensor) -> Tensor:
-    """exp z for z ≤ 0, in place, at least e^−80 in float32: denormal numbers make a CPU's products crawl."""
+    """Return exp z for z ≤ 0, in place; on the CPU at least e^−80 in float32, as denormal numbers are very slow."""
     return z.exp_() if z.is_cuda else z.clamp_(min=math.log(torch.finfo(z.dtype).tiny) + 7.3).exp_()
 
 
@@ -114,12 +117,12 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return rows (N, K, d), rivals (N,), Σ w̃ (d,) or (0,), hardest (N,) or (0,).
 
-    For the backward: norms (C,) or (0,), whether exp z was taken without a maximum, and those exp z of the
-    first `kept` classes.
+    Three more are for the backward: norms (C,) or (0,), whether exp z was taken without subtracting a maximum, and
+    in that case exp z of the first `kept` classes.
     """
     N, C = f.shape[0], weight.shape[0]
     kind = _operand_dtype(f, operands)
-    exact = torch.float32 if f.device.type == "mps" else torch.float64  # a few N-vectors: their sums lose nothing
+    exact = torch.float32 if f.device.type == "mps" else torch.float64  # dtype of the few vectors that are summed
     at_rows = rule_at_rows(rule, length, threshold)
     softplus = at_rows.rule.aggregate is SUM_OF_SOFTPLUS
     plain = at_rows.rule.is_softmax and _needs_no_maximum(f, weight, bias, unit_weight)
@@ -217,13 +220,13 @@ def backward(
     without_maximum = bool(plain)
     no_rivals = rivals == -math.inf  # never with a sum of softplus
     shift = rivals.masked_fill(no_rivals, math.inf)[:, None]
-    # P·factor is the gradient by z; where exp z is taken as it is, the factor holds exp(−R) too.
+    # P·factor is the gradient of z; where no maximum was subtracted from z, the factor includes exp(−R).
     factor = by_rivals.masked_fill(no_rivals, 0.0)[:, None]
     if without_maximum:
         factor = factor * (-shift).exp()
     weighted_f = factor * f
     if f.device.type == "cpu":
-        # denormal numbers, as in _exp
+        # Denormal numbers are very slow on the CPU, as in _exp.
         weighted_f = weighted_f.masked_fill(weighted_f.abs() < 100 * torch.finfo(f.dtype).tiny, 0.0)
     flat_rows, flat_local = by_rows.reshape(-1, d), local.flatten()
     kind = _operand_dtype(f, operands)
@@ -263,7 +266,7 @@ def backward(
             G.index_add_(0, columns, flat_rows * (here if inverse is None else here * inverse[columns])[:, None])
             if by_total is not None:
                 G += by_total if inverse is None else torch.outer(inverse, by_total)
-            if unit_weight:  # off with what only lengthens: G − ŵ⟨ŵ, G⟩
+            if unit_weight:  # remove the part along ŵ, which would only change |W_j|: G − ŵ⟨ŵ, G⟩
                 if inverse is not None:
                     along = torch.linalg.vecdot(w, G) * inverse.square()
                 else:
@@ -291,7 +294,7 @@ def _(f, weight, bias, *rest):  # type: ignore[no-untyped-def]
 def empty_gradients(
     f: Tensor, weight: Tensor, bias: Tensor | None, need_f: bool, need_weight: bool, need_bias: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what df, dW and db look like; those not needed are empty."""
+    """Return uninitialised tensors of the shapes of df, dW and db; those not needed are empty."""
     return (
         torch.empty_like(f) if need_f else f.new_empty(0),
         torch.empty_like(weight) if need_weight else weight.new_empty(0),

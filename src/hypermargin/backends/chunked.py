@@ -1,17 +1,18 @@
 """Rivals without the N×C matrix: blocks of classes, one after the other, on any device.
 
-Forward: for each block z = f·w̃ᵀ + b, the labels masked out, Σ exp z added up. Backward: z again, P = exp(z − R),
-and two products, P·w̃ into df and Pᵀ·f into the block's slice of dW: 8·N·C·d operations where dense needs 6. Beyond
-the inputs and the gradients it holds one N×chunk block, one or two chunk×d blocks, a few N- and C-vectors, and as
-many blocks of exp z as the memory budget allows, which then need not be computed again.
+Forward: for each block, z = f·w̃ᵀ + b is computed, the labels are masked out, and Σ exp z is added up. Backward: z
+is computed again, P = exp(z − R), and two products follow, P·w̃ into df and Pᵀ·f into the block's slice of dW. That
+is 8·N·C·d operations where dense needs 6. Beyond the inputs and the gradients it holds one N×chunk block, one or
+two chunk×d blocks, a few N- and C-vectors, and as many blocks of exp z as the memory budget allows, which then need
+not be computed again.
 
-Three things keep the passes over a block few:
-- factors of whole rows (the gradient g on R; exp(−R)) commute with both products: they are put on f and on df;
+Three things keep the number of passes over each block small:
+- factors of whole rows (the gradient g of R; exp(−R)) commute with both products, so they are put on f and on df;
 - 1/|W_j| is a factor of a whole column of z and of P, so no normalised copy of the weight is made;
-- where |z| is bounded well inside the exponent's range, exp z needs no maximum taken off first.
+- where a bound on |z| shows that exp z cannot overflow, no maximum is subtracted first.
 
-The loops are opaque custom operations: torch.compile neither unrolls nor re-orders them. Around them stands one
-autograd node. A second derivative (or torch.func) takes the dense formula, and dense memory.
+The loops are opaque custom operations: torch.compile neither unrolls nor reorders them. One autograd node contains
+them. A second derivative (or torch.func) uses the dense formula, and its memory.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ class Chunked:
     - chunk: classes per block; by default chosen from the number of rows and the device
     - keep: megabytes of exp z to keep from the forward to the backward on the CPU, saving their recomputation
     - operands: dtype of the matrix products' operands on CUDA, "bfloat16" or "float16", with float32 sums;
-      by default autocast's dtype, and float32 without autocast. With "float16" the backward's are bfloat16, whose
-      range they need. On the CPU they are always float32 or wider.
+      by default autocast's dtype, and float32 without autocast. With "float16" the operands of the backward are
+        bfloat16, since they need its range. On the CPU operands are always float32 or wider.
     """
 
     chunk: int | None = None
@@ -60,7 +61,7 @@ class Chunked:
                 )
 
     def fitted(self, call: Call) -> Chunked:
-        """Return itself with a size of block for such a call, and autocast's dtype for the operands on CUDA."""
+        """Return a copy with a block size for such a call, and with autocast's dtype for the operands on CUDA."""
         chunk, operands = self.chunk, self.operands
         if chunk is None:
             chunk = chunk_for(call.rows, call.classes, call.device)
@@ -69,7 +70,7 @@ class Chunked:
         return replace(self, chunk=chunk, operands=operands)
 
     def explain(self, call: Call) -> str:
-        """Say how large the blocks are."""
+        """Return a sentence that says how large the blocks are."""
         chunk = self.chunk or chunk_for(call.rows, call.classes, call.device)
         held = f"{call.rows * min(chunk, call.classes) * 4 / 2**20:,.0f} MB"
         operands = f", {self.operands} operands" if self.operands else ""
@@ -108,7 +109,7 @@ def autocast_operands(device: torch.device) -> str | None:
 
 
 def chunk_for(rows: int, classes: int, device: torch.device) -> int:
-    """Return the classes per block: enough for products at full speed, few enough for cache and memory."""
+    """Return the number of classes per block: enough for fast products, few enough for cache and memory."""
     block = 2**27 if device.type == "cuda" else 2**21  # numbers in z: 512 MB on a GPU, 8 MB on a CPU
     size = max(block // max(rows, 1), 1024)
     size = min(size, 262144 if device.type == "cuda" else 8192)
@@ -116,7 +117,7 @@ def chunk_for(rows: int, classes: int, device: torch.device) -> int:
 
 
 class _Node(torch.autograd.Function):
-    """The one autograd node; it owns dW, the label rows' share included."""
+    """The one autograd node; it computes all of dW, including the part that comes through the label rows."""
 
     @staticmethod
     def forward(*inputs: Any) -> tuple[Tensor, ...]:
@@ -129,7 +130,7 @@ class _Node(torch.autograd.Function):
         _, rivals, _, largest, norms, plain, exps = output
         ctx.save_for_backward(f, weight, bias, local, length, threshold, rivals, norms, plain, exps)
         ctx.mark_non_differentiable(largest, norms, plain, exps)
-        ctx.set_materialize_grads(False)  # or autograd would make zeros as large as what was kept
+        ctx.set_materialize_grads(False)  # else autograd would allocate zeros of the size of what was kept
 
     @staticmethod
     def backward(
@@ -139,7 +140,7 @@ class _Node(torch.autograd.Function):
         unit_weight, want_total, _, chunk, kept, operands, rule = ctx.settings
         by_rows = f.new_zeros(*local.shape, f.shape[1]) if by_rows is None else by_rows
         by_rivals = torch.zeros_like(rivals) if by_rivals is None else by_rivals
-        by_total = by_total if want_total else None  # torch.compile may hand in an empty one
+        by_total = by_total if want_total else None  # torch.compile may pass an empty tensor
         needed = ctx.needs_input_grad
         grads: tuple[Tensor | None, ...]
         if torch.is_grad_enabled():

@@ -1,4 +1,4 @@
-"""The definition: one N×C matrix of products, plain autograd. In float64 it is what "right" means."""
+"""The dense backend: one N×C matrix of products, plain autograd. In float64 it defines the right result."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from hypermargin.rules import RuleAtRows
 
 @dataclass(frozen=True)
 class Dense:
-    """The dense backend has no settings."""
+    """The dense backend, which has no settings."""
 
     def fitted(self, call: Call) -> Dense:
-        """Return itself: it can do every call that fits into memory."""
+        """Return the backend itself: it can do every call that fits into memory."""
         return self
 
     def explain(self, call: Call) -> str:
-        """Say what is held."""
+        """Return the name alone: there is nothing to choose."""
         return "dense"
 
     def __call__(
@@ -64,20 +64,23 @@ def _without_labels(z: Tensor, table: ClassTable) -> Tensor:
 
 
 def label_mask(local: Tensor, inside: Tensor, classes: int) -> Tensor:
-    """Return (N, C): is this class a label of this row? A spare column takes labels that are not inside."""
+    """Return (N, C), True where the class is a label of the row; a spare column takes labels not inside."""
     mask = torch.zeros(local.shape[0], classes + 1, dtype=torch.bool, device=local.device)
     return mask.scatter(1, local.masked_fill(~inside, classes), True)[:, :classes]
 
 
 def sum_of_rivals(f: Tensor, total: Tensor, rows: Tensor, local: Tensor, bias: Tensor | None) -> Tensor:
-    """Return Σ z over the rivals without their z: ⟨f, Σ_j w̃_j⟩ + Σ_j b_j, less the row's own labels (−1: none)."""
+    """Return Σ z over the rivals without computing each z: ⟨f, Σ_j w̃_j⟩ + Σ_j b_j minus the z of the row's labels.
+
+    A label of −1 stands for none.
+    """
     own = (f.unsqueeze(1) * rows).sum(-1)
     whole = f @ total
     if bias is not None:
         own = own + look_up(bias, local.clamp(min=0))
         whole = whole + bias.sum()
     for k in range(local.shape[1]):
-        again = (local[:, :k] == local[:, k : k + 1]).any(1)  # a class is taken off once
+        again = (local[:, :k] == local[:, k : k + 1]).any(1)  # subtract each class only once
         whole = whole - own[:, k].masked_fill(again | (local[:, k] < 0), 0.0)
     return whole
 
@@ -86,9 +89,9 @@ def differentiable_gradients(
     f: Tensor, table: ClassTable, rule: RuleAtRows, rivals: Tensor,
     by_rows: Tensor, by_rivals: Tensor, by_total: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:  # fmt: skip
-    """Return df, dW, db and the gradient by |f| as formulas that can be differentiated again, in dense memory.
+    """Return df, dW, db and the gradient of |f| by operations that can be differentiated again, in dense memory.
 
-    For the second derivative of a backend's node; `table.local` is −1 where a label is not inside.
+    It is used for the second derivative of a backend's node; `table.local` is −1 where a label is not inside.
     """
     weight, bias, local = table.weight, table.bias, table.local
     wide = weight.to(f.dtype)

@@ -1,4 +1,4 @@
-"""ψ, one file per paper. `names()` lists them, `get(name)` finds one, `@register(name)` adds yours."""
+"""The margins ψ, one file per paper. `names()` lists them, `get(name)` finds one, `@register(name)` adds yours."""
 
 from hypermargin.fields import number_fields
 from hypermargin.margins._base import Margin, RowFacts, RowMargin, g, get, names, register

@@ -20,13 +20,13 @@ EDGE = 1e-3  # angles are kept this far from 0 and π, as in the paper's code
 class AdaFace(Margin):
     """ψ(θ) = cos(θ − m·q) − m·(1 + q), the angle kept in [0.001, π − 0.001].
 
-    q in [−1, 1] is the row's quality, in a head from the length of its feature against the running mean μ and
-    deviation σ:
+    q in [−1, 1] is the row's quality. A head computes it from the length of the feature and the running mean μ and
+    deviation σ of all lengths:
 
         q = clip(h·(|x| − μ)/(σ + 0.001), −1, 1),     |x| clipped to [0.001, 100], without gradient
 
     q = −1 is ArcFace's margin, 0 CosFace's, 1 cos(θ − m) − 2m. μ and σ begin at 20 and 100 and are moved by
-    `momentum` towards the batch's before use. By itself, without a head, q is 0.
+    `momentum` towards the batch's before use. Without a head, q is 0.
     """
 
     formula = "cos(θ − m·q) − m·(1 + q)"
@@ -37,22 +37,22 @@ class AdaFace(Margin):
 
     @property
     def breaks(self) -> frozenset[str]:
-        """The angle is cut off at both ends, so that ψ is not quite the cosine even without a margin."""
+        """The laws not kept: the angle is clipped at both ends, so ψ without a margin is not quite the cosine."""
         return frozenset({"plain at zero"} if self.m else {"plain at zero", "below cos"})
 
     def psi(self, theta: Tensor, m: Tensor | None = None) -> Tensor:
-        """Return ψ(θ) = cos(θ − m·q) − m·(1 + q); an m with one dimension more than θ holds (m, q) in it."""
+        """Return ψ(θ) = cos(θ − m·q) − m·(1 + q); an m with one more dimension than θ holds (m, q) in it."""
         m = constant(self.m, theta) if m is None else m
         strength, q = m.unbind(-1) if m.dim() > theta.dim() else (m, torch.zeros_like(m))
         return (theta - strength * q).clamp(EDGE, math.pi - EDGE).cos() - strength * (1 + q)
 
     def row_margin(self) -> RowMargin:
-        """Return the running statistics that q comes from."""
+        """Return the running statistics that q is computed from."""
         return NormStatistics(self)
 
 
 class NormStatistics(RowMargin):
-    """q of each row from |x| and its running mean and deviation, which are buffers."""
+    """Computes q of each row from |x| and its running mean and deviation, which are buffers."""
 
     mean: Tensor
     deviation: Tensor
@@ -65,7 +65,7 @@ class NormStatistics(RowMargin):
         self._next: tuple[Tensor, Tensor] | None = None
 
     def forward(self, m: Tensor | None, rows: RowFacts) -> Tensor:
-        """Return (m, q) by row: (N, 1, 2), or (N, L, 2) where m goes by label."""
+        """Return (m, q) for every row: (N, 1, 2), or (N, L, 2) where m differs by label."""
         norm = rows.norm.detach().clamp(1e-3, 100.0)
         mean, deviation = snapshot(self.mean).to(norm.dtype), snapshot(self.deviation).to(norm.dtype)
         if self.training:
@@ -76,7 +76,7 @@ class NormStatistics(RowMargin):
         return torch.stack((m + 0 * q, q + 0 * m), -1)
 
     def _moved(self, norm: Tensor, used: Tensor, mean: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the statistics after this batch; fewer than two rows have no deviation and move nothing."""
+        """Return the statistics after this batch; fewer than two rows have no deviation and change nothing."""
         count = used.sum()
         average = norm.masked_fill(~used, 0.0).sum() / count.clamp(min=1)
         squares = (norm - average).square().masked_fill(~used, 0.0).sum()
@@ -85,7 +85,7 @@ class NormStatistics(RowMargin):
         return mean + share * (average - mean), deviation + share * (spread - deviation)
 
     def advance(self) -> None:
-        """Take over the statistics that the last training forward used."""
+        """Store the statistics that the last training forward used."""
         if self._next is not None:
             self.mean.copy_(self._next[0])
             self.deviation.copy_(self._next[1])

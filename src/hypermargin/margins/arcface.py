@@ -18,12 +18,12 @@ BEYOND = ("smooth", "linear", "continuous", "flat", "none", "easy")
 @register("arcface")
 @dataclass(frozen=True)
 class ArcFace(Margin):
-    """ψ(θ) = cos(θ + m) while θ + m ≤ π. What follows is named by `beyond`:
+    """ψ(θ) = cos(θ + m) while θ + m ≤ π. `beyond` names what ψ is for larger angles:
 
     - smooth      g(θ + m) = −cos(θ + m) − 2: C¹ and decreasing; ours, the default
     - linear      cos θ − m sin m: drops by cos m + m sin m − 1 at π − m
     - continuous  cos θ − (1 − cos m): no drop, a kink
-    - flat        −1: gradient 0, the hardest samples are given up
+    - flat        −1: gradient 0, so the hardest samples teach nothing
     - none        cos(θ + m) as printed: turns back up, the hardest samples are pushed away
     - easy        cos θ already for θ ≥ π/2: jumps up by sin m there
     """
@@ -35,7 +35,7 @@ class ArcFace(Margin):
 
     @property
     def breaks(self) -> frozenset[str]:
-        """Which laws the published variant gives up."""
+        """The laws that the chosen variant does not keep."""
         broken = {
             "linear": {"continuous"},
             "none": {"decreasing", "below cos"},
@@ -44,7 +44,7 @@ class ArcFace(Margin):
         return frozenset(broken.get(self.beyond, ())) if self.m else frozenset()
 
     def psi(self, theta: Tensor, m: Tensor | None = None) -> Tensor:
-        """ψ(θ) = cos(θ + m), then what `beyond` says."""
+        """Return ψ(θ) = cos(θ + m), continued as `beyond` says."""
         if self.beyond == "smooth":
             return g(theta + (self.m if m is None else m))
         m = constant(self.m, theta) if m is None else m

@@ -1,4 +1,4 @@
-"""The combined margin of Deng et al. 2019 (arXiv:1801.07698, section 2.3): all three at once, really combined."""
+"""The combined margin of Deng et al. 2019 (arXiv:1801.07698, section 2.3): all three margins in one ψ."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Combined(Margin):
 
     @property
     def m(self) -> tuple[float, float, float]:
-        """(m1, m2, m3)."""
+        """The three numbers (m1, m2, m3)."""
         return (self.m1, self.m2, self.m3)
 
     @property
     def breaks(self) -> frozenset[str]:
-        """The bare cosine turns back up past π; m1 < 1 promises no more than monotony."""
+        """The laws not kept: the bare cosine rises again past π, and with m1 < 1 ψ may exceed cos θ."""
         broken: set[str] = set()
         if self.beyond == "none" and self.m1 * math.pi + self.m2 > math.pi:
             broken |= {"decreasing", "below cos"}
@@ -43,7 +43,7 @@ class Combined(Margin):
         return frozenset(broken)
 
     def psi(self, theta: Tensor, m: Tensor | None = None) -> Tensor:
-        """ψ(θ) = g(m1·θ + m2) − m3."""
+        """Return ψ(θ) = g(m1·θ + m2) − m3."""
         m1, m2, m3 = self.m if m is None else m.unbind(-1)
         u = m1 * theta + m2
         return (g(u) if self.beyond == "smooth" else u.cos()) - m3

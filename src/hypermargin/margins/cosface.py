@@ -13,16 +13,16 @@ from hypermargin.margins._base import Margin, register
 @register("cosface")
 @dataclass(frozen=True)
 class CosFace(Margin):
-    """ψ(θ) = cos θ − m. The margin is a cosine: it shifts the target's logit by s·m and leaves slopes alone."""
+    """ψ(θ) = cos θ − m. The margin is a cosine: it lowers the target's logit by s·m and keeps its slope."""
 
     formula = "cos θ − m"
     zero = 0.0
     m: float = number(0.35, 0.0, 2.0, help="Cosines span [−1, 1], so a margin of 2 can never be met.")
 
     def psi(self, theta: Tensor, m: Tensor | None = None) -> Tensor:
-        """ψ(θ) = cos θ − m."""
+        """Return ψ(θ) = cos θ − m."""
         return theta.cos() - (self.m if m is None else m)
 
     def psi_of_cosine(self, cosine: Tensor, m: Tensor | None = None) -> Tensor:
-        """The cosine minus m: needs no angle."""
+        """Return the cosine minus m, which needs no angle."""
         return cosine - (self.m if m is None else m)

@@ -18,9 +18,9 @@ from hypermargin.margins._base import Margin, register
 class Piecewise(Margin):
     """ψ(θ) = cos mθ on [0, π/m], D(θ) beyond.
 
-    D must be decreasing with D(π/m) = −1: that, not cos(π/m), is where cos mθ has arrived, and
-    `hypermargin.testing.check_margin` demands both. Without a D it is the straight line 1 − 2mθ/π, which
-    touches g at every knot. A lambda as D works but cannot be pickled; a module-level function can.
+    D must be decreasing with D(π/m) = −1, which is the value of cos mθ at θ = π/m;
+    `hypermargin.testing.check_margin` requires both. The default D is the straight line 1 − 2mθ/π, which
+    equals g(mθ) at every knot. A lambda as D works but cannot be pickled; a module-level function can.
     """
 
     formula = "cos mθ up to π/m, then D(θ)"
@@ -29,7 +29,7 @@ class Piecewise(Margin):
     D: Callable[[Tensor], Tensor] | None = None
 
     def psi(self, theta: Tensor, m: Tensor | None = None) -> Tensor:
-        """ψ(θ) = cos mθ for θ ≤ π/m, else D(θ)."""
+        """Return ψ(θ) = cos mθ for θ ≤ π/m, else D(θ)."""
         if m is not None and self.D is not None:
             raise ValueError("Piecewise(D=…): D was made for one m, so m cannot vary; got a tensor m. Leave D out.")
         scale = self.m if m is None else m

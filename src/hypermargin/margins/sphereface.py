@@ -29,18 +29,21 @@ class SphereFace(Margin):
 
     @property
     def breaks(self) -> frozenset[str]:
-        """The bare cosine turns back up past π/m."""
+        """The laws not kept: with `beyond="none"` the bare cosine rises again past π/m."""
         bare = self.beyond == "none" and self.m > 1
         return frozenset({"decreasing", "below cos"}) if bare else frozenset()
 
     def psi(self, theta: Tensor, m: Tensor | None = None) -> Tensor:
-        """ψ(θ) = (λ cos θ + g(mθ)) / (1 + λ)."""
+        """Return ψ(θ) = (λ cos θ + g(mθ)) / (1 + λ)."""
         u = theta * (self.m if m is None else m)
         carried = g(u) if self.beyond == "smooth" else u.cos()
         return (self.lam * theta.cos() + carried) / (1 + self.lam) if self.lam else carried
 
     def psi_of_cosine(self, cosine: Tensor, m: Tensor | None = None) -> Tensor:
-        """For integer m the Chebyshev polynomial T_m(cos θ) = cos mθ, no acos: slope m² at cos = ±1, not inf."""
+        """Return ψ from cosines, for integer m by the Chebyshev polynomial T_m(cos θ) = cos mθ.
+
+        It needs no acos, so that the slope at cos = ±1 is m² and not infinite.
+        """
         if m is not None or self.m != int(self.m):
             return super().psi_of_cosine(cosine, m)
         before, carried = torch.ones_like(cosine), cosine  # T_0, T_1; T_{n+1} = 2c·T_n − T_{n−1}

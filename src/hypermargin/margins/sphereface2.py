@@ -22,7 +22,7 @@ class SphereFace2(Margin):
 
     @property
     def breaks(self) -> frozenset[str]:
-        """With m = 0 it is g and not the cosine."""
+        """The laws not kept: for t ≠ 1, ψ with m = 0 is g and not the cosine."""
         return frozenset() if self.t == 1 else frozenset({"plain at zero"})
 
     def psi(self, theta: Tensor, m: Tensor | None = None) -> Tensor:

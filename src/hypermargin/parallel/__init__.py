@@ -1,4 +1,4 @@
-"""Layouts over processes: classes in slices (`Shard`), a sample of them (`PartialFC`), and what they send."""
+"""Layouts over processes: classes in slices (`Shard`), samples of them (`PartialFC`), and the bytes they send."""
 
 from hypermargin.parallel.partial_fc import PartialFC, Sampled
 from hypermargin.parallel.shard import Shard, Sharded, class_range

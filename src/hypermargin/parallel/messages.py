@@ -1,16 +1,17 @@
-"""What ranks say to each other, and its gradients. Nothing here knows of classes or margins.
+"""The collectives of a sharded head, and their gradients. Nothing here depends on classes or margins.
 
-A quantity is *partial* where every rank holds a share of a sum, and *replicated* where all hold the same. Each
-node below carries values from one kind to the other, and its backward carries gradients back:
+A quantity is *partial* where every rank holds a share of a sum, and *replicated* where all ranks hold the same
+value. Each autograd node below turns one kind into the other, and its backward turns the gradients back:
 
-    gather_rows   my rows → all rows, of which every rank then makes a partial result: gradients are added up
-    sum_partial   partial → replicated: the gradient, replicated too, is everybody's as it is
-    spread        replicated → partial results: gradients are added up, so every rank gets the whole
-    own_rows      replicated → my rows: everybody's gradients are put together
-    join          my rows → all rows, used alike by all: the gradient is my part of the replicated one
+    gather_rows   own rows → all rows, from which each rank makes a partial result: gradients are summed over ranks
+    sum_partial   partial → replicated: the gradient is replicated too, and passes through unchanged
+    spread        replicated → partial results: gradients are summed over ranks, so every rank gets the full one
+    own_rows      replicated → own rows: the gradients of all ranks' rows are gathered
+    join          own rows → all rows, used alike by all ranks: the gradient is that of the own rows
 
-A backward with a collective in it must run on every rank. Autograd runs nodes in the reverse order of their making,
-so the order is the same on all. Rows may differ in number: the wire carries as many as the largest rank has.
+A backward that contains a collective must run on every rank. Autograd runs nodes in the reverse order of their
+creation, so the order is the same on all ranks. Ranks may have different numbers of rows: smaller ones are padded
+to the largest for sending.
 """
 
 from __future__ import annotations
@@ -29,21 +30,21 @@ _reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", Non
 
 
 class Rows(NamedTuple):
-    """How many rows each rank brought, and who is asking."""
+    """How many rows each rank has, and which rank this is."""
 
     sizes: Sequence[int]
     rank: int
     group: Group
-    factor: float = 1.0  # on the gradients that go back to the rows
+    factor: float = 1.0  # multiplies the gradients that go back to the rows
 
     @property
     def own(self) -> slice:
-        """Where this rank's rows are among all."""
+        """The slice of this rank's rows among the rows of all ranks."""
         start = sum(self.sizes[: self.rank])
         return slice(start, start + self.sizes[self.rank])
 
     def stacked(self, x: Tensor) -> Tensor:
-        """My rows, padded → (ranks, largest, …)."""
+        """Return the rows of all ranks, (ranks, largest, …), each rank's padded with zeros to the largest."""
         world, largest = len(self.sizes), max(self.sizes)
         if x.shape[0] < largest:
             x = torch.cat((x, x.new_zeros(largest - x.shape[0], *x.shape[1:])))
@@ -53,7 +54,7 @@ class Rows(NamedTuple):
         return out.unflatten(0, (world, largest)) if largest else out.new_empty(world, 0, *x.shape[1:])
 
     def collected(self, x: Tensor) -> Tensor:
-        """My rows → all rows, in the order of the ranks."""
+        """Return the rows of all ranks, in the order of the ranks, from this rank's rows."""
         if len(self.sizes) == 1:
             return x
         stack = self.stacked(x)
@@ -62,7 +63,7 @@ class Rows(NamedTuple):
         return torch.cat([part[:size] for part, size in zip(stack, self.sizes, strict=True)])
 
     def summed(self, x: Tensor) -> Tensor:
-        """Partial values of all rows → the sums of mine."""
+        """Return the sums over the ranks for this rank's rows, from partial values of all rows."""
         if len(self.sizes) == 1 or not x.numel():
             return x
         if not scatters(x, self.group):
@@ -77,7 +78,7 @@ class Rows(NamedTuple):
 
 
 def scatters(x: Tensor, group: Group) -> bool:
-    """Reduce-scatter with NCCL; with gloo, where it depends on torch's version, an all-reduce must do."""
+    """Return whether to use reduce-scatter: with NCCL. With gloo only some versions of torch have it."""
     return x.is_cuda and "cuda:nccl" in str(dist.get_backend_config(group))
 
 
@@ -92,7 +93,7 @@ def _run(call: Callable[..., Any], *tensors: Tensor, **options: Any) -> None:
 
 
 def all_reduce(x: Tensor, how: str, group: Group) -> Tensor:
-    """A copy of x, summed ("SUM") or with the largest ("MAX") over the ranks. No gradient."""
+    """Return the sum ("SUM") or the maximum ("MAX") of `x` over the ranks, as a copy without gradient."""
     out = x.detach().clone(memory_format=torch.contiguous_format)
     if out.numel():
         _run(dist.all_reduce, out, op=getattr(dist.ReduceOp, how), group=group)
@@ -159,27 +160,27 @@ class _Join(torch.autograd.Function):
 
 
 def gather_rows(x: Tensor, rows: Rows, dtype: torch.dtype | None = None) -> Tensor:
-    """Everybody's rows, in `dtype`; gradients by them are added over the ranks, in that dtype, times the factor."""
+    """Return the rows of all ranks, in `dtype`. Gradients are summed over the ranks in it, times `rows.factor`."""
     return _of(_GatherRows, x, x.dtype if dtype is None else dtype, rows)
 
 
 def sum_partial(x: Tensor, group: Group) -> Tensor:
-    """The sum over the ranks, of which all make the same."""
+    """Return the sum over the ranks, which all ranks go on to use in the same way."""
     return _of(_SumPartial, x, group)
 
 
 def spread(x: Tensor, group: Group) -> Tensor:
-    """What is the same everywhere, to be used in shares."""
+    """Return `x`, the same on all ranks, for use in partial results; its gradients are summed over the ranks."""
     return _of(_Spread, x, group)
 
 
 def own_rows(x: Tensor, rows: Rows) -> Tensor:
-    """My rows of what all ranks hold alike; the others take theirs."""
+    """Return this rank's rows of a tensor that all ranks hold alike."""
     return _of(_OwnRows, x, rows)
 
 
 def join(x: Tensor, rows: Rows) -> Tensor:
-    """Everybody's rows, of which all make the same."""
+    """Return the rows of all ranks, which all ranks go on to use in the same way."""
     return _of(_Join, x, rows)
 
 

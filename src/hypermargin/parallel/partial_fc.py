@@ -1,7 +1,8 @@
-"""Partial FC: of all classes only the labels of the batch and some random rivals, at every step anew.
+"""Partial FC: each step uses only the labels of the batch and a random sample of the other classes.
 
-An et al. 2022 (arXiv:2203.15565). Which rivals depends on seed and step alone, not on how many ranks there are: a
-permutation of the class numbers is computed number by number, so each rank looks only at its own.
+An et al. 2022 (arXiv:2203.15565). For given labels the sample depends on seed and step alone, not on the number of
+ranks: the permutation it comes from can be evaluated at single class numbers, so each rank evaluates it at its own
+classes and at the labels.
 """
 
 from __future__ import annotations
@@ -34,14 +35,15 @@ class PartialFC:
 
     - rate: ⌊rate·C⌋ classes take part in a training step: all labels of the batch (of all ranks), however many,
       and rivals drawn from the others. 1 is the full head. In evaluation all classes take part.
-    - correct: a class that was drawn with probability p counts 1/p times, which makes the expectation of Σ exp z
-      that of all classes. Without it the sum is too small, and the loss with it, by about log(1/rate). So that p is
-      never 0, ⌈rate·others⌉ rivals are drawn then, however many labels there are: a few more than ⌊rate·C⌋ in all.
-      It makes the loss comparable. Training need not gain: at small rates a few rivals that count much are noise.
+    - correct: a class that was drawn with probability p counts 1/p times, so that Σ exp z has the expectation of
+      the sum over all classes. Without it the sum is too small, and the loss too small by about log(1/rate). So
+      that p is never 0, ⌈rate·others⌉ rivals are then drawn however many labels there are, a few more than
+      ⌊rate·C⌋ in all. The correction makes losses comparable between rates. It need not improve training: at small
+      rates a few rivals with large weights add noise.
     - seed: the classes of a step depend on it and on the number of the step
 
-    Gradients are sparse: rows that took no part are absent. `SampledSGD` leaves those as they are. DDP does not
-    reduce sparse gradients: several processes share a sampled head by `shard=Shard()`.
+    Gradients are sparse: they hold only the rows that took part, and `SampledSGD` leaves the others unchanged. DDP
+    does not reduce sparse gradients, so with several processes use `shard=Shard()`.
     """
 
     rate: float
@@ -56,18 +58,18 @@ class PartialFC:
 
 
 class Sample(NamedTuple):
-    """The classes of one step that are held here."""
+    """The classes that take part in one step and are held by this process."""
 
     rows: Tensor  # (S,)  their rows in the slice, ascending
-    log_times: Tensor | None  # (S,)  log of how often each counts, where corrected
-    bound: float  # none of log_times is larger
+    log_times: Tensor | None  # (S,)  log of how often each class counts; None without correction
+    bound: float  # the largest possible entry of log_times
 
     def of(self, table: Tensor) -> Tensor:
-        """Rows of a table by class; the gradient by the table is sparse."""
+        """Return the sampled rows of a table by class; the gradient of the table is sparse."""
         return pick_rows(table, self.rows)
 
     def find(self, local: Tensor) -> Tensor:
-        """Rows of the slice → rows of the sample; −1 where it does not hold them."""
+        """Return the rows in the sample of rows of the slice; −1 where the sample does not contain them."""
         if not self.rows.numel():
             return torch.full_like(local, -1)
         at = torch.searchsorted(self.rows, local).clamp(max=self.rows.shape[0] - 1)
@@ -75,7 +77,7 @@ class Sample(NamedTuple):
 
 
 class Sampled(Layout):
-    """Of the classes of another layout, those that take part in one step. It is made anew for every step."""
+    """The layout of one step: the sampled classes of another layout, `inner`. A new one is made for every step."""
 
     covers_all = False
 
@@ -84,30 +86,30 @@ class Sampled(Layout):
         self.rank, self.world = inner.rank, inner.world
 
     def classes(self, here: int) -> int:
-        """Return how many classes there are in all."""
+        """Return the number of all classes, sampled or not."""
         return self.inner.classes(here)
 
     def held(self, classes: int) -> range:
-        """Return which classes are here, drawn or not."""
+        """Return which classes this process holds, sampled or not."""
         return self.inner.held(classes)
 
     def check_weight(self, weight: Tensor, centres: int) -> None:
-        """Raise unless the weight is that of the classes that are here."""
+        """Raise unless the weight has the rows of the classes that this process holds."""
         self.inner.check_weight(weight, centres)
 
     def busiest(self, here: int) -> int:
-        """Return about how many classes take part where most do."""
+        """Return about how many sampled classes the busiest process has."""
         most = self.inner.busiest(here)
         return max(min(math.ceil(self.settings.rate * most), most), 1)
 
     def gather(self, check: Callable[[], Batch], asked: str, weight: Tensor) -> Batch:
-        """Return the rows of the other layout."""
+        """Return the batch that the inner layout gathers."""
         return self.inner.gather(check, f"{asked}, sampled", weight)
 
     def table(
         self, weight: Tensor, batch: Batch, *, unit: bool, bias: Tensor | None = None, centres: int = 1
     ) -> ClassTable:
-        """Return the rows of the classes that were drawn; the gradients by their tables are sparse."""
+        """Return the rows of the drawn classes; the gradients of weight and of a bias per class are sparse."""
         held = self.inner.held(weight.shape[0] // centres)
         sample = draw(self.settings, self.step, held, self.classes(len(held)), batch.y)
         local = (batch.y - held.start).masked_fill((batch.y < held.start) | (batch.y >= held.stop), -1)
@@ -125,7 +127,7 @@ class Sampled(Layout):
     def combine(
         self, table: ClassTable, aggregate: Aggregate, share: Share, bound: float | Tensor | None = None
     ) -> Share:
-        """Return what the other layout makes of it."""
+        """Return the shares added up by the inner layout; raise if the rule cannot be corrected."""
         if self.settings.correct and aggregate is not LOG_SUM_EXP:
             raise ValueError(
                 f"PartialFC(correct=True) raises the logits of a log-sum-exp; a {aggregate.name} has none. Leave "
@@ -134,19 +136,19 @@ class Sampled(Layout):
         return self.inner.combine(table, aggregate, share, bound)
 
     def sum(self, x: Tensor) -> Tensor:
-        """Return Σ over the shares."""
+        """Return the sum of `x` over all processes."""
         return self.inner.sum(x)
 
     def mean(self, by_class: Tensor) -> Tensor:
-        """Return the mean of a table by class, over all classes, drawn or not."""
+        """Return the mean of a table by class, over all classes, sampled or not."""
         return self.inner.mean(by_class)
 
     def largest(self, x: Tensor) -> Tensor:
-        """Return the largest over the shares."""
+        """Return the largest `x` over all processes, without gradient."""
         return self.inner.largest(x)
 
     def shared(self, x: Tensor) -> Tensor:
-        """Return a parameter that is the same everywhere, for use in one share."""
+        """Return a parameter that all processes hold alike, for use in this process's share of the work."""
         return self.inner.shared(x)
 
     def fixed(self, scale: Tensor) -> Tensor | float:
@@ -169,7 +171,7 @@ class Sampled(Layout):
 
 @cache
 def _silence() -> None:
-    """Some versions of torch warn of crashes at a sparse tensor unless its checks are left out in so many words."""
+    """Disable torch's checks of sparse tensors explicitly: some versions of torch warn unless that is done."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if not torch.sparse.check_sparse_tensor_invariants.is_enabled():
@@ -179,7 +181,7 @@ def _silence() -> None:
 def draw(settings: PartialFC, step: Tensor, held: range, classes: int, labels: Tensor) -> Sample:
     """Return which classes out of `held` take part in a step.
 
-    They are those of `labels` (any shape, −1: none) and the first others of a permutation of all `classes`.
+    They are those in `labels` (any shape, −1: none) and the first others in a permutation of all `classes`.
     """
     _silence()
     positives = labels.flatten().unique()
@@ -190,7 +192,7 @@ def draw(settings: PartialFC, step: Tensor, held: range, classes: int, labels: T
         wanted = max(math.ceil(settings.rate * others - 1e-9), 0)
     else:
         wanted = max(math.floor(settings.rate * classes + 1e-9) - known, 0)
-    # A positive that stands before the wanted number of others in the permutation makes room for one more place.
+    # `end` is the place in the permutation before which `wanted` others lie: each positive among them adds a place.
     own = torch.arange(held.start, held.stop, device=labels.device)
     place, place_of_own = permuted(torch.cat((positives, own)), classes, settings.seed, step).tensor_split([known])
     end = wanted + (place.sort().values - torch.arange(known, device=place.device) < wanted).sum()
@@ -205,10 +207,10 @@ def draw(settings: PartialFC, step: Tensor, held: range, classes: int, labels: T
 
 
 def permuted(ids: Tensor, classes: int, seed: int, step: Tensor) -> Tensor:
-    """π(ids), π a pseudo-random permutation of 0 … classes−1 for each (seed, step).
+    """Return π(ids), with π a pseudo-random permutation of 0 … classes−1 for each (seed, step).
 
-    A Feistel network with sums permutes 0 … a·b−1, a = ⌈√C⌉ and b as small as will do. What lands beyond the
-    classes, one in √C at most, is sent on until it does not.
+    A Feistel network with modular sums permutes 0 … a·b−1, with a = ⌈√C⌉ and b = ⌈C/a⌉. Results that are not below
+    C, at most one in √C, are permuted again until they are.
     """
     a = math.isqrt(classes - 1) + 1
     b = -(-classes // a)
@@ -225,13 +227,13 @@ def permuted(ids: Tensor, classes: int, seed: int, step: Tensor) -> Tensor:
         return high * b + low
 
     out = once(ids)
-    while (beyond := (out >= classes).nonzero().squeeze(1)).numel():  # fewer at every turn
+    while (beyond := (out >= classes).nonzero().squeeze(1)).numel():  # fewer in every round
         out[beyond] = once(out[beyond])
     return out
 
 
 def _mix(x: Tensor) -> Tensor:
-    """murmur3's last step: 32 bits in int64, each bit of the result a coin toss of all bits of x."""
+    """Return murmur3's finalizer of the low 32 bits of x, in int64: each bit affects all bits of the result."""
     x = x & _LOW
     x = ((x ^ (x >> 16)) * 0x85EBCA6B) & _LOW
     x = ((x ^ (x >> 13)) * 0xC2B2AE35) & _LOW
@@ -239,13 +241,13 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def pick_rows(table: Tensor, rows: Tensor) -> Tensor:
-    """Return table[rows] for ascending rows; the gradient by the table is sparse."""
+    """Return table[rows] for ascending rows; the gradient of the table is sparse."""
     out: Tensor = _Rows.apply(table, rows)
     return out
 
 
 class _Rows(torch.autograd.Function):
-    """table[rows] with rows ascending; on the way back a coalesced sparse gradient."""
+    """table[rows] with rows ascending; the backward returns a coalesced sparse gradient."""
 
     @staticmethod
     def forward(ctx: Any, table: Tensor, rows: Tensor) -> Tensor:

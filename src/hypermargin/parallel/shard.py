@@ -1,10 +1,10 @@
-"""Classes over several processes: every rank holds a slice of them and scores everybody's rows against it.
+"""Classes split over several processes: every rank holds a slice of them and scores the rows of all ranks.
 
-    my rows ─► all rows (gather) ─► any backend on my classes ─► margin, where the label is mine
+    own rows ─► all rows (gather) ─► any backend on own classes ─► margin, where the label is an own class
         ─► T: SUM, R: log-sum-exp, over the ranks (N numbers each) ─► the loss, the same on every rank
 
-Everything before the last line is a share, everything after it is the same everywhere. So dW needs no
-communication at all, dX is one sum over the ranks, and a learned s or m, used in every share, another.
+Before the sum over the ranks every rank computes its own share; after it all ranks compute the same. So dW needs
+no communication, dX needs one sum over the ranks, and a learned s or m, which every share uses, needs another.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from hypermargin.rules import Aggregate
 if TYPE_CHECKING:
     from hypermargin.batch import Batch
 
-# exp(R − bound) ≥ exp(−2·bound) has all its digits in float64 down to exp(−708).
+# exp(R − bound) ≥ exp(−2·bound), and float64 keeps all its digits down to exp(−708).
 LARGEST_BOUND = 300.0
-_BLOCK = 1024  # classes whose first weights are drawn together
+_BLOCK = 1024  # classes whose initial weights are drawn together
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Settings of a head whose classes lie on the ranks of a process group, for `MarginHead(…, shard=Shard(…))`.
+    """Settings of a head whose classes are split over a process group, for `MarginHead(…, shard=Shard(…))`.
 
-    - process_group: one of torch.distributed; by default all processes
+    - process_group: a group of torch.distributed; by default all processes
     - average: DDP and FSDP divide the sum of the network's gradients by the number of ranks, while this loss is the
-      mean over the rows of all ranks already. True undoes that division: the features' gradient, and that of all
-      else given by row, is multiplied by the number of ranks. False leaves it as it is in a single process, for
-      networks whose gradients are summed.
-    - seed: of the first weights, which are the same for every number of ranks
+        mean over the rows of all ranks already. True undoes that division: the gradients of the features, and of
+        everything else given by row, are multiplied by the number of ranks. False leaves them as in a single
+        process, for networks whose gradients are summed.
+      - seed: of the initial weights, which are the same for every number of ranks
 
-    DDP and FSDP must not have the head: DDP would give every rank the slice of rank 0 (forward refuses that), FSDP
-    would cut each slice once more and join pieces of different ones (nothing says so).
-    What looks at all gradients sees another slice on every rank, so that the ranks would part. For float16 use
-    torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler, and to clip,
-    hypermargin.training.optim.clip_gradients.
+      DDP and FSDP must not wrap the head: DDP would give every rank the slice of rank 0 (forward raises), and FSDP
+      would split each slice again and join pieces of different slices (without an error).
+      Code that computes something from all gradients sees a different slice on every rank, so that the ranks would
+      diverge. For float16 use torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler, and to clip,
+      hypermargin.training.optim.clip_gradients.
     """
 
     process_group: dist.ProcessGroup | None = None
@@ -79,14 +79,14 @@ class Shard:
 
 
 def is_in_ddp(weight: Tensor) -> bool:
-    """Tell whether this runs inside the forward of a DistributedDataParallel that looks after the weight."""
-    # It says so for the sake of torch.compile; where a version of torch does not, nothing is noticed.
+    """Return whether this runs inside the forward of a DistributedDataParallel that manages the weight."""
+    # DDP sets this attribute for torch.compile; with a version of torch that does not, the answer is False.
     ddp = getattr(torch.nn.parallel.DistributedDataParallel, "_active_ddp_module", None)
     return any(weight is each for each in getattr(ddp, "_module_parameters", ()))
 
 
 def never_empty(table: ClassTable) -> ClassTable:
-    """Return the table, or one with a row of zeros where no class takes part: no collective may be missed."""
+    """Return the table, or one row of zeros if it is empty, so that this rank still joins every collective."""
     if table.weight.shape[0]:
         return table
 
@@ -98,8 +98,9 @@ def never_empty(table: ClassTable) -> ClassTable:
 
 
 def class_range(classes: int, rank: int, world: int) -> tuple[int, int]:
-    """[start, stop) of a rank: ⌈C/world⌉ classes each, then what is left, then none, as DTensor's Shard(0) does.
+    """Return [start, stop) of the classes of a rank, split as DTensor's Shard(0) does.
 
+    The first ranks have ⌈C/world⌉ classes each, the next one has what is left, and any after it have none.
     Spreading the remainder evenly would not help: the slowest rank has ⌈C/world⌉ classes either way.
     """
     size = -(-classes // world)
@@ -116,28 +117,28 @@ class Sharded(Layout):
 
     @property
     def group(self) -> Group:
-        """The process group."""
+        """The process group; None means all processes."""
         return self.shard.process_group
 
     @property
     def numbers(self) -> tuple[int, int, int, int, int]:
-        """start, stop, classes, rank, world: how a saved slice says what it is."""
+        """The numbers (start, stop, classes, rank, world), which identify a saved slice."""
         return self.start, self.stop, self.total, self.rank, self.world
 
     def classes(self, here: int) -> int:
-        """Return the classes of all ranks together."""
+        """Return the number of classes of all ranks together."""
         return self.total
 
     def held(self, classes: int) -> range:
-        """Return this rank's slice."""
+        """Return the range of classes that this rank holds."""
         return range(self.start, self.stop)
 
     def busiest(self, here: int) -> int:
-        """Return the classes of the rank that has most."""
+        """Return the number of classes of the rank that has most."""
         return -(-self.total // self.world)
 
     def check_state(self, head: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
-        """Refuse to load a slice where it does not belong; a hook before loading."""
+        """Raise if a saved slice belongs to another rank or another split; a hook that runs before loading."""
         saved = state.get(prefix + "classes_held")
         if saved is not None and tuple(saved.tolist()) != self.numbers:
             start, stop, classes, rank, world = saved.tolist()
@@ -157,7 +158,7 @@ class Sharded(Layout):
             )
 
     def refuse_ddp(self, weight: Tensor) -> None:
-        """Raise inside the forward of a DistributedDataParallel that looks after this weight."""
+        """Raise inside the forward of a DistributedDataParallel that manages this weight."""
         if self.world > 1 and is_in_ddp(weight):
             raise RuntimeError(
                 "this head holds a slice of the classes, and DistributedDataParallel has given all ranks that of "
@@ -165,7 +166,7 @@ class Sharded(Layout):
             )
 
     def gather(self, check: Callable[[], Batch], asked: str, weight: Tensor) -> Batch:
-        """Return the batch of all ranks; if one rank refuses its own, all raise."""
+        """Return the batch of all ranks; if the check fails on one rank, all raise."""
         if self.world == 1:
             return check()
         try:
@@ -180,7 +181,7 @@ class Sharded(Layout):
             by_row["scale"] = mine.scale
         if mine.m is not None and mine.m_by_row:
             by_row["m"] = mine.m
-        if mine.y.shape[1] == 2:  # each rank may have drawn a number of its own
+        if mine.y.shape[1] == 2:  # mixup: each rank may have drawn its own weight
             share = share.to(wide) if isinstance(share, Tensor) else x.new_full((), share, dtype=wide)
             by_row["mix weight"] = share.expand(x.shape[0])
         learns = torch.is_grad_enabled()
@@ -191,7 +192,7 @@ class Sharded(Layout):
         flags = learns and x.requires_grad, mine.used is None
         rows, by_rank = self.agree(x.shape[0], ", ".join(words), flags, x.device)
         if any(flags[0] for flags in by_rank) and not x.requires_grad:
-            x = x.detach().requires_grad_()  # nobody wants its gradient, but the others wait for my share of theirs
+            x = x.detach().requires_grad_()  # unused here, but this rank must join the collective in the backward
         of_all = {name: gather_rows(t, rows) for name, t in by_row.items()}
         scale, m, y = mine.scale, mine.m, rows.collected(mine.y)
         if isinstance(scale, Tensor) and "scale" not in by_row:
@@ -211,7 +212,7 @@ class Sharded(Layout):
     def table(
         self, weight: Tensor, batch: Batch, *, unit: bool, bias: Tensor | None = None, centres: int = 1
     ) -> ClassTable:
-        """Return this rank's slice; a slice without classes has one row of zeros, which no label names."""
+        """Return this rank's slice; a slice without classes has one row of zeros, which no label refers to."""
         if self.world == 1:
             return super().table(weight, batch, unit=unit, bias=bias, centres=centres)
         if bias is not None and bias.dim() == 0:
@@ -233,12 +234,13 @@ class Sharded(Layout):
         device: torch.device,
         problem: Exception | None = None,
     ) -> tuple[Rows, list[list[bool]]]:
-        """Tell the others what comes: how many rows, of what kind, with what flags (returned as flags by rank).
+        """Return the row counts and the flags of every rank, after an exchange of what each is about to send.
 
-        If any rank refuses its batch, all do, since they would wait for it for ever.
+        All ranks raise if the check of any rank's batch failed (`problem`), since the others would wait for that
+        rank for ever, or if `kind` is not the same on all.
         """
         factor = float(self.world) if self.shard.average else 1.0
-        # Where the group can also speak through the CPU, the GPU need not be waited for.
+        # If the group also has a backend for the CPU, use that one: the GPU need not be waited for.
         where = torch.device("cpu") if "cpu:" in dist.get_backend_config(self.group) else device
         mine = [rows, problem is not None, zlib.crc32(kind.encode()), *flags]
         every = Rows([1] * self.world, self.rank, self.group)
@@ -267,19 +269,19 @@ class Sharded(Layout):
         return words
 
     def shared(self, x: Tensor) -> Tensor:
-        """Return a parameter that all ranks hold alike, for use in a share; its gradients are added up."""
+        """Return a parameter that all ranks hold alike, for use in a share; its gradients are summed over ranks."""
         return messages.spread(x, self.group) if self.world > 1 and x.requires_grad else x
 
     def sum(self, x: Tensor) -> Tensor:
-        """Return Σ over the ranks."""
+        """Return the sum of `x` over the ranks."""
         return messages.sum_partial(x, self.group) if self.world > 1 else x
 
     def mean(self, by_class: Tensor) -> Tensor:
-        """Return the mean of the numbers in a table by class, over all classes."""
+        """Return the mean of the numbers in a table by class, over the classes of all ranks."""
         return self.sum(by_class.sum()) / (self.total * math.prod(by_class.shape[1:]))
 
     def largest(self, x: Tensor) -> Tensor:
-        """Return the largest over the ranks, without gradient."""
+        """Return the largest `x` over the ranks, without gradient."""
         return messages.all_reduce(x, "MAX", self.group) if self.world > 1 else x.detach()
 
     def fixed(self, scale: Tensor) -> Tensor | float:
@@ -291,7 +293,7 @@ class Sharded(Layout):
         return by_row if batch.rows is None else own_rows(by_row, batch.rows)
 
     def columns(self, logits: Tensor, batch: Batch) -> Tensor:
-        """Return the logits of this rank's rows against all classes; those of all ranks are held on the way."""
+        """Return logits of this rank's rows against all classes; those of all ranks' rows are held on the way."""
         if batch.rows is None:
             return logits
         slices = (class_range(self.total, rank, self.world) for rank in range(self.world))
@@ -301,11 +303,11 @@ class Sharded(Layout):
     def combine(
         self, table: ClassTable, aggregate: Aggregate, share: Share, bound: float | Tensor | None = None
     ) -> Share:
-        """Return what all classes say of every row, in one SUM over the ranks.
+        """Return the shares of all ranks added up, by one SUM over the ranks.
 
-        Without a `bound` that is known as a number, the largest R of each row is found first, unless R is a
-        plain sum. Sums are float64: exp(R − bound) would leave float32's range from bound = 43 on; T comes
-        through exactly.
+        If `bound` is not a number, or too large, another collective finds the largest R of each row first, unless R
+        is a plain sum. Sums are in float64: exp(R − bound) would leave float32's range from bound = 43 on. T stays
+        exact, since it is 0 on all ranks but one.
         """
         if self.world == 1:
             return share
@@ -325,11 +327,11 @@ class Sharded(Layout):
 
     @torch.no_grad()
     def first_weights(self, weight: Tensor, std: float) -> None:
-        """Normal numbers drawn by blocks of classes, each with its own seed: the same for any number of ranks."""
+        """Draw normal weights in blocks of classes, each with its own seed: the same for any number of ranks."""
         base = zlib.crc32(f"hypermargin {self.shard.seed}".encode())
         rng = torch.Generator(weight.device)
         for first in range(self.start // _BLOCK * _BLOCK, self.stop, _BLOCK):
-            rng.manual_seed((base + first // _BLOCK) % 2**32)  # the CPU's generator reads 32 bits: none twice
+            rng.manual_seed((base + first // _BLOCK) % 2**32)  # the CPU's generator uses 32 bits; no seed repeats
             drawn = torch.empty(_BLOCK, weight.shape[1], dtype=weight.dtype, device=weight.device)
             drawn.normal_(std=std, generator=rng)
             low, high = max(first, self.start), min(first + _BLOCK, self.stop)

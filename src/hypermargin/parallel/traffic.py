@@ -1,4 +1,4 @@
-"""How much a rank of a class-parallel head sends in one training step, counted."""
+"""The number of bytes that each rank of a class-parallel head sends in one training step."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from hypermargin import checks
 
 
 class Traffic(NamedTuple):
-    """Bytes that each rank sends in a step, over rings, which is what NCCL does with much data."""
+    """Bytes that each rank sends per step with ring algorithms, which NCCL uses for large messages."""
 
     features: float  # all-gather of N×d, in the features' dtype
-    labels: float  # all-gather of N×K int64, with mixup of N float32, and of 40 bytes a rank that say what comes
+    labels: float  # all-gather of N×L int64, of N float32 with mixup, and of a header of 40 bytes per rank
     sums: float  # all-reduces of N-vectors: Σ exp(R − bound), T and what else was asked for
     gradient: float  # reduce-scatter of N×d float32; with gloo an all-reduce, twice that
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """The sum of the four parts, in bytes."""
         return sum(self)
 
     def __str__(self) -> str:
@@ -35,9 +35,9 @@ def traffic(
     smoothing: bool = False,
     bounded: bool = True,
 ) -> Traffic:
-    """For `rows` rows of `dim` dimensions on each rank. The number of classes does not come into it.
+    """Return the bytes sent for `rows` rows of `dim` dimensions on each rank, whatever the number of classes.
 
-    - labels: a row; 2 with mixup
+    - labels: how many labels each row has; 2 with mixup
     - bounded: s is fixed, both sides are normalised and there is no bias; else the largest R is found first
     """
     checks.count("rows", rows, 0)

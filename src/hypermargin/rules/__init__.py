@@ -1,4 +1,4 @@
-"""ρ, what a rival counts as, one file per paper.
+"""The rules ρ, which say what a rival counts as, one file per paper.
 
 `names()` lists them, `get(name)` finds one, `@register(name)` adds yours.
 """

@@ -1,4 +1,4 @@
-"""What a rule is, how the rivals of a row add up, and the registry that finds rules by name."""
+"""The base class of rules, the ways to add up a row's rivals, and the registry that finds rules by name."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ class LogSumExp:
         return (rho - R.masked_fill(none, math.inf)[:, None]).exp()
 
     def to_share(self, R: Tensor, shift: Tensor | float) -> Tensor:
-        """Return what a slice of the classes puts into a sum over the slices."""
+        """Return what a slice of the classes contributes to the sum over all slices."""
         return (R - shift).exp()
 
     def from_shares(self, total: Tensor, shift: Tensor | float) -> Tensor:
-        """Return R over all slices from that sum."""
+        """Return R over all slices from the sum of their `to_share`."""
         none = total == 0
         return (shift + total.masked_fill(none, 1.0).log()).masked_fill(none, -math.inf)
 
 
 class SumOfSoftplus:
-    """R = Σ_j log(1 + exp ρ_ij): every rival is a question of its own, answered yes or no."""
+    """R = Σ_j log(1 + exp ρ_ij): every rival is a binary classification of its own."""
 
     name = "sum of softplus"
     nothing = 0.0
@@ -66,11 +66,11 @@ class SumOfSoftplus:
         return rho.sigmoid()
 
     def to_share(self, R: Tensor, shift: Tensor | float) -> Tensor:
-        """Return R itself: slices add up."""
+        """Return R itself, since the R of slices add up."""
         return R
 
     def from_shares(self, total: Tensor, shift: Tensor | float) -> Tensor:
-        """Return the sum itself."""
+        """Return the sum itself, which is R over all slices."""
         return total
 
 
@@ -79,10 +79,10 @@ Aggregate = LogSumExp | SumOfSoftplus
 
 
 class Rule:
-    """ρ: what the cosine of a rival counts as. The base leaves it as it is, and the loss is softmax's.
+    """ρ: what the cosine of a rival counts as. The base leaves the cosine as it is, and the loss is softmax's.
 
-    With s the length of the scaled feature, b_j an offset and τ_i a threshold of the row (its own margined
-    cosine ψ, without gradient):
+    With s the length of the scaled feature, b_j an offset and τ_i the threshold of row i (the margined cosine ψ of
+    its own class, without gradient):
 
         ρ_ij = s·ρ(cos θ_ij; τ_i) + b_j,     R_i = aggregate of ρ_ij over j ≠ y,     L_i = link(R_i, T_i)
 
@@ -96,7 +96,7 @@ class Rule:
     needs_threshold: ClassVar[bool] = False
     aggregate: ClassVar[Aggregate] = LOG_SUM_EXP
 
-    is_identity: ClassVar[bool] = True  # ρ(c) = c, so that backends may leave it out; found by itself
+    is_identity: ClassVar[bool] = True  # ρ(c) = c, so that backends may leave it out; set by __init_subclass__
     is_softmax: ClassVar[bool] = True  # R is the log-sum-exp of the plain logits, which every backend can do
 
     def __init_subclass__(cls) -> None:
@@ -108,7 +108,7 @@ class Rule:
         return cosine
 
     def slope(self, cosine: Tensor, threshold: Tensor | None) -> Tensor:
-        """Return dρ/dcos."""
+        """Return the derivative dρ/dcos at each cosine."""
         return torch.ones_like(cosine)
 
     def link(self, R: Tensor, T: Tensor, scale: Tensor | float) -> Tensor:
@@ -116,11 +116,11 @@ class Rule:
         return softplus(R - T)
 
     def first_bias(self, classes: int, scale: float) -> float:
-        """Return where a learned bias begins."""
+        """Return the initial value of a learned bias."""
         return 0.0
 
     def at(self, length: Tensor | None = None, threshold: Tensor | None = None) -> RuleAtRows:
-        """Return the rule with what it needs to know of each row: |f_i| (N, 1) and τ_i (N, 1)."""
+        """Return the rule together with the lengths |f_i| (N, 1) and thresholds τ_i (N, 1) of a batch's rows."""
         return RuleAtRows(self, None if self.is_identity else length, threshold)
 
     def __post_init__(self) -> None:
@@ -136,7 +136,7 @@ class RuleAtRows(NamedTuple):
 
     @property
     def is_identity(self) -> bool:
-        """Tell whether z comes out as it went in."""
+        """Whether `rho` returns z unchanged."""
         return self.length is None
 
     def cosine(self, z: Tensor) -> Tensor:
@@ -145,7 +145,7 @@ class RuleAtRows(NamedTuple):
         return z / self.length.masked_fill(self.length == 0, 1.0)
 
     def rho(self, z: Tensor) -> Tensor:
-        """Return |f|·ρ(z/|f|)."""
+        """Return |f|·ρ(z/|f|), or z for the identity."""
         return z if self.length is None else self.length * self.rule.rho(self.cosine(z), self.threshold)
 
     def slope(self, z: Tensor) -> Tensor:
@@ -164,7 +164,7 @@ register, names, get = RULES.register, RULES.names, RULES.get
 
 
 def to_text(rule: Rule) -> str:
-    """Write a rule as text, which is all that an operation of torch.library can be given of it."""
+    """Return a rule as text, because an operation of torch.library takes no Python objects."""
     if get(rule.name) is not type(rule):
         raise ValueError(f"{rule} is not registered. Decorate its class with @hypermargin.rules.register('name').")
     return json.dumps([rule.name, dataclasses.asdict(rule)])  # type: ignore[call-overload]  # rules are dataclasses
@@ -172,7 +172,7 @@ def to_text(rule: Rule) -> str:
 
 @functools.lru_cache
 def from_text(text: str) -> Rule:
-    """Read what `to_text` wrote."""
+    """Return the rule that `to_text` wrote."""
     name, fields = json.loads(text)
     made: Any = get(name)(**fields)
     rule: Rule = made

@@ -1,4 +1,4 @@
-"""MV-Softmax: Wang et al. 2020 (arXiv:1912.00833), which counts rivals that beat the margined target for more."""
+"""MV-Softmax: Wang et al. 2020 (arXiv:1912.00833), which counts rivals above the margined target for more."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class MVSoftmax(Rule):
         return torch.where(cosine > threshold, raised, cosine)
 
     def slope(self, cosine: Tensor, threshold: Tensor | None) -> Tensor:
-        """Return 1 + t where it is raised in proportion, else 1."""
+        """Return 1 + t above the threshold if `kind` is adaptive, else 1."""
         assert threshold is not None
         more = self.t if self.kind == "adaptive" else 0.0
         return 1 + more * (cosine > threshold).to(cosine.dtype)

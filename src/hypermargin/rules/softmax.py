@@ -1,4 +1,4 @@
-"""Softmax: a rival counts as what it is."""
+"""Softmax: a rival counts as its plain cosine."""
 
 from __future__ import annotations
 

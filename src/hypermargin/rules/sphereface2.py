@@ -1,4 +1,4 @@
-"""SphereFace2: Wen et al. 2022 (arXiv:2108.01513), one yes-or-no question per class instead of one softmax."""
+"""SphereFace2: Wen et al. 2022 (arXiv:2108.01513), one binary classification per class instead of one softmax."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class SphereFace2(Rule):
     aggregate = SUM_OF_SOFTPLUS
 
     def rho(self, cosine: Tensor, threshold: Tensor | None) -> Tensor:
-        """Return g(c) + m."""
+        """Return g(c) + m for every cosine c."""
         return 2 * ((cosine + 1) / 2).clamp(min=0) ** self.t - 1 + self.m
 
     def slope(self, cosine: Tensor, threshold: Tensor | None) -> Tensor:
@@ -45,9 +45,9 @@ class SphereFace2(Rule):
         return self.weight / scale * (self.positive * softplus(-T) + (1 - self.positive) * R)
 
     def first_bias(self, classes: int, scale: float) -> float:
-        """Return the b at which dL/db = 0 for cosines of 0.
+        """Return the b at which dL/db = 0 if all cosines are 0.
 
-        With a_y and a_j the logits there less b, and ζ = positive/((1 − positive)(C − 1)), it is
+        With a_y = T − b and a_j = ρ_j − b at these cosines, and ζ = positive/((1 − positive)(C − 1)), it is
 
             b = ln 2ζ − a_j − ln(1 − ζ + √((1 − ζ)² + 4ζ·exp(a_y − a_j)))
         """
@@ -57,7 +57,7 @@ class SphereFace2(Rule):
         own, rival = scale * (zero - self.m), scale * (zero + self.m)
         share = self.positive / ((1 - self.positive) * (classes - 1))
         root = math.hypot(1 - share, 2 * math.sqrt(share) * math.exp((own - rival) / 2))
-        # (1 − share) + root cancels for share > 1; its conjugate does not.
+        # (1 − share) + root loses digits for share > 1; its conjugate does not.
         if share > 1:
             log_sum = math.log(4 * share) + own - rival - math.log(root - (1 - share))
         else:

@@ -1,11 +1,11 @@
-"""Rivals without the N×C matrix on NVIDIA GPUs: Triton kernels that do everything between the products in them.
+"""Rivals without the N×C matrix on NVIDIA GPUs, by Triton kernels that fuse exp, sums and masks into the products.
 
-Three products are needed, rows × classes forward and two backward. With E = exp z kept from the forward (2·N·C
-bytes in bfloat16) they are all there is: 6·N·C·d operations. Without it z is computed again, 8·N·C·d, in chunks of
-classes. `memory` says how much may be kept; anything in between is possible: classes are kept until it is used up.
+Three products are needed, rows × classes in the forward and two in the backward. If E = exp z is kept from the
+forward (2·N·C bytes in bfloat16) these are all: 6·N·C·d operations. Otherwise z is computed again in chunks of
+classes, 8·N·C·d operations. `memory` says how much may be kept: E of as many classes as fit is kept.
 
-`ops.py` has the order of the launches, `launch.py` each launch, `kernels.py` the products, `row_kernels.py` what is
-around them, `tiles.py` their sizes. They need Triton; importing this file does not.
+`ops.py` has the order of the launches, `launch.py` each launch, `kernels.py` the products, `row_kernels.py` the
+smaller kernels around them, `tiles.py` the tile sizes. They need Triton; importing this file does not.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ TILE = 256  # chunks and what is kept are multiples of this many classes
 class Triton:
     """Settings of the fused backend, for `backend=Triton(…)`.
 
-    - memory: megabytes for exp z and for the weight's operands, beyond weight and gradients: what the chunks leave
-      is used to keep exp z from the forward to the backward, which saves computing it again. 0 keeps nothing.
-    - operands: dtype of the matrix products' operands, summed in float32: "bfloat16"; "float16", more exact, with
-      which nothing is kept, since exp z needs bfloat16's range, and scaled features beyond 45,000 saturate; or
-      "float32", three products of TF32 for one, as exact as float32. By default autocast's dtype, and float32
-      without autocast.
-    - chunk: classes a chunk, a multiple of 256; by default chosen from the number of rows
-    - tune: measure which tiles are fastest on this GPU for such calls, once (some seconds), and keep the answer in
-      ~/.cache/hypermargin. Without it, tiles tuned on an H200.
+    - memory: megabytes for exp z and for the weight's operands, beyond weight and gradients. What the chunks do not
+      need is used to keep exp z from the forward to the backward, which saves computing it again. 0 keeps nothing.
+    - operands: dtype of the matrix products' operands, which are summed in float32. "float16" is more exact than
+      "bfloat16", but nothing is kept, since exp z needs bfloat16's range, and scaled features beyond 45,000
+      saturate. "float32" is as exact as float32, by three TF32 products in place of one. By default autocast's
+      dtype, and float32 without autocast.
+    - chunk: classes per chunk, a multiple of 256; by default chosen from the number of rows
+    - tune: measure once (some seconds) which tiles are fastest on this GPU for such calls, and keep the result in
+      ~/.cache/hypermargin. Otherwise tiles tuned on an H200 are used.
     - update: an optimiser that takes the weight's gradient in the backward and changes the weight there
-      (`FusedSGD`). Without one, as in Megatron, the gradient is added to `weight.main_grad`, if there is such a
-      float32 tensor, and else returned to autograd.
+      (`FusedSGD`). Without one the gradient is added to the float32 tensor `weight.main_grad` if there is one, as
+      in Megatron, and else returned to autograd.
     """
 
     memory: float = 4096
@@ -68,7 +68,7 @@ class Triton:
                 raise ValueError(f"Triton(chunk=…) must be a multiple of {TILE}; got {self.chunk}.")
 
     def fitted(self, call: Call) -> Triton:
-        """Return itself with autocast's dtype for the operands; an error where it cannot run."""
+        """Return the backend with autocast's dtype for the operands; raise ValueError where it cannot run."""
         reason = why_not(call.device)
         if not call.rule.is_softmax:
             reason = reason or f"its kernels know softmax's rule alone, not {call.rule}"
@@ -82,7 +82,7 @@ class Triton:
         return self if self.operands is not None else replace(self, operands=autocast_operands(call.device))
 
     def explain(self, call: Call) -> str:
-        """Say how much is kept from the forward to the backward."""
+        """Return a sentence that says how much is kept from the forward to the backward."""
         cut = plan(call.rows, call.classes, call.dim, self)
         share = "all" if cut.kept == call.classes else "none" if not cut.kept else f"{cut.kept:,}"
         operands = f", {self.operands} operands" if self.operands else ""
@@ -116,7 +116,7 @@ class Triton:
         return Rivals(rows, rivals, sums, largest if hardest else None)
 
     def _sink(self, weight: Tensor) -> FusedSGD | Tensor | None:
-        """Return what takes the weight's gradient; None: autograd."""
+        """Return the optimiser or tensor that takes the weight's gradient; None if autograd does."""
         sink = self.update if self.update is not None else getattr(weight, "main_grad", None)
         if sink is None:
             return None
@@ -149,7 +149,7 @@ class Triton:
 
 
 def why_not(device: torch.device) -> str:
-    """Why the fused backend cannot run on a device; empty if it can."""
+    """Return the reason why the fused backend cannot run on a device; empty if it can."""
     try:
         if importlib.util.find_spec("triton.tools.tensor_descriptor") is None:
             return "it needs Triton 3.4 or newer, which comes with torch 2.8"
@@ -166,18 +166,18 @@ def why_not(device: torch.device) -> str:
 
 
 def is_tested_on(device: torch.device) -> bool:
-    """Whether "auto" may choose it: on the kind of GPU it was tested on, Hopper. Others may ask for it by name."""
+    """Return whether "auto" may choose it: only on Hopper GPUs, which it was tested on. On others, ask by name."""
     return not why_not(device) and device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
 
 
-# What torch.compiler.assume_constant_result does; calling that imports the compiler, two seconds for everybody.
+# This is what torch.compiler.assume_constant_result does; calling that would import the compiler, which takes 2 s.
 why_not._dynamo_marked_constant = True  # type: ignore[attr-defined]
 is_tested_on._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Of a call: classes a chunk, and the first so many classes whose exp z is kept."""
+    """How a call is cut up: the classes per chunk, and the number of first classes whose exp z is kept."""
 
     chunk: int
     kept: int
@@ -185,7 +185,7 @@ class Plan:
 
 
 def plan(rows: int, classes: int, dim: int, settings: Triton) -> Plan:
-    """How much of exp z is kept, and how the rest is cut."""
+    """Return how many classes' exp z is kept, and how large the chunks of the others are."""
     operands = settings.operands or "float32"
     # Large enough that a chunk's kernels outlast their launches, small beside any weight that needs chunks; a grid
     # has at most 65,535 blocks in its second dimension.
@@ -194,7 +194,7 @@ def plan(rows: int, classes: int, dim: int, settings: Triton) -> Plan:
     if operands == "float16":
         return Plan(chunk, 0, operands)
     size = 4 if operands == "float32" else 2
-    a_class = size * (-(-rows // 128) * 128 + -(-dim // 16) * 16)  # of E and of the weight's operand, as padded
+    a_class = size * (-(-rows // 128) * 128 + -(-dim // 16) * 16)  # bytes per class of E and w̃, with padding
     room = int(min(settings.memory, 2**30) * 2**20)
     if room >= classes * a_class:
         return Plan(chunk, classes, operands)
@@ -202,7 +202,7 @@ def plan(rows: int, classes: int, dim: int, settings: Triton) -> Plan:
 
 
 class _Node(torch.autograd.Function):
-    """The one autograd node; it owns dW, the label rows' share included."""
+    """The one autograd node; it computes all of dW, including the part that comes through the label rows."""
 
     @staticmethod
     def forward(*inputs: Any) -> tuple[Tensor, ...]:
@@ -218,7 +218,7 @@ class _Node(torch.autograd.Function):
         _, rivals, _, largest, *kept = output
         ctx.save_for_backward(f, weight, bias, local, rivals, *kept)
         ctx.mark_non_differentiable(largest, *kept)
-        ctx.set_materialize_grads(False)  # or autograd would make zeros as large as what was kept
+        ctx.set_materialize_grads(False)  # else autograd would allocate zeros of the size of what was kept
 
     @staticmethod
     def backward(
@@ -233,7 +233,7 @@ class _Node(torch.autograd.Function):
         f, weight, bias, local, rivals, rivals2, exps, units, inverse = ctx.saved_tensors
         by_rows = f.new_zeros(*local.shape, f.shape[1]) if by_rows is None else by_rows
         by_rivals = torch.zeros_like(rivals) if by_rivals is None else by_rivals
-        by_total = by_total if want_total else None  # torch.compile may hand in an empty one
+        by_total = by_total if want_total else None  # torch.compile may pass an empty tensor
         needed = ctx.needs_input_grad[:3]
         given = (
             f, weight, bias, local, rivals, rivals2, exps, units, inverse, by_rows, by_rivals, by_total, unit_weight

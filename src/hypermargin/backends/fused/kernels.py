@@ -1,11 +1,11 @@
-"""The Triton kernels of the fused backend that multiply. Every matrix they read as a tile `ops.py` has laid out.
+"""The matrix products of the fused backend, as Triton kernels. `ops.py` lays out every matrix they read in tiles.
 
 Logits are in units of ln 2 (the features come multiplied by log2 e), so that exp is exp2. Tiles are read and
 written through tensor descriptors: past the edge they read zeros and write nothing. Offsets into tensors as large
 as the weight are 64 bits wide. Nothing is added with atomics, so the same input gives the same bits.
 
-E, rows × classes, is kept in slabs of SLAB classes, all (padded) rows of a slab together: a column of tiles is then
-one stretch of memory, where rows a million classes long would put every line of a tile on another page.
+E (rows × classes) is stored in slabs of SLAB classes, with all (padded) rows of a slab together. A column of tiles
+is then contiguous in memory; with rows of a million classes every line of a tile would be on another page.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import triton.language as tl
 SLAB = tl.constexpr(256)
 
 # What `scores` does with a tile of logits z.
-SUM = tl.constexpr(0)  # adds up exp z, and stores it if asked to
-TOP = tl.constexpr(1)  # takes the tile's maximum off first, and returns both: right for any z
+SUM = tl.constexpr(0)  # adds up exp z, and stores exp z if KEEP
+TOP = tl.constexpr(1)  # subtracts each row's maximum in the tile first, and stores sum and maximum: right for any z
 SHARE = tl.constexpr(2)  # stores exp(z − shift)
 
 
@@ -65,10 +65,11 @@ def scores(
     K: tl.constexpr, MODE: tl.constexpr, KEEP: tl.constexpr, BIAS: tl.constexpr, REDO: tl.constexpr,
     PRECISION: tl.constexpr, M: tl.constexpr, B: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """Logits of M rows against B classes, reduced or stored as MODE says; a row's labels count as −inf.
+    """Compute the logits of M rows and B classes, reduced or stored as MODE says; each row's labels count as −inf.
 
     Programs with the same classes are neighbours, so that a tile of the weight is read from memory once. With REDO
-    only the blocks with a row marked there are done. `start` is the number of the first of the C classes.
+    only the blocks of rows in which `redo` marks a row are computed. `start` is the number of the first of the C
+    classes.
     """
     if REDO:
         rows = tl.program_id(0) * M + tl.arange(0, M)
@@ -90,7 +91,7 @@ def feature_gradient(
     e, w, out, N, padded, C, d, each, ADDED: tl.constexpr, PRECISION: tl.constexpr, ROUNDS: tl.constexpr,
     S: tl.constexpr, M: tl.constexpr, D: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
-    """E·w̃ over `each` classes a program; out (splits, N, d) has one sum for each share of the classes."""
+    """Compute E·w̃ over `each` classes per program; out (splits, N, d) has one sum per share of the classes."""
     across = tl.cdiv(d, D)
     row = (tl.program_id(0) // across) * M
     column = (tl.program_id(0) % across) * D
@@ -106,7 +107,7 @@ def feature_gradient(
         for k in range(begin, end, B):
             tile = e.load([k // S * padded + row, k % S])
             total = tl.dot(tile, w.load([k, column]), total, input_precision=PRECISION)
-    else:  # the matrix units cut off low bits at every addition: in float32 their sums are kept short
+    else:  # the matrix units drop low bits at every addition, so in float32 their sums are kept short
         for outer in range(begin, end, B * ROUNDS):
             part = tl.zeros((M, D), tl.float32)
             for k in range(outer, tl.minimum(outer + B * ROUNDS, end), B):
@@ -120,13 +121,13 @@ def feature_gradient(
 
 @triton.jit
 def _halves(x, R: tl.constexpr, D: tl.constexpr):
-    """Left and right half of a tile's columns."""
+    """Return the left and the right half of a tile's columns."""
     return tl.split(tl.permute(tl.reshape(x, (R, 2, D // 2)), (0, 2, 1)))
 
 
 @triton.jit
 def _unit(weight, inverse, row, there, column, d, D: tl.constexpr):
-    """Columns of the unit weight, in float32."""
+    """Return D columns of the unit weight, in float32."""
     at = column + tl.arange(0, D)
     w = tl.load(weight + row[:, None] * d + at[None, :], there[:, None] & (at < d)[None, :], 0.0)
     return w.to(tl.float32) * inverse[:, None]
@@ -136,7 +137,7 @@ def _unit(weight, inverse, row, there, column, d, D: tl.constexpr):
 def _finish(
     g, along, weight, inverse, out, row, there, column, d, UNIT: tl.constexpr, LIMIT: tl.constexpr, D: tl.constexpr
 ):
-    """(G − ŵ⟨ŵ, G⟩)/|W| of some columns, written; what does not fit the dtype saturates."""
+    """Write (G − ŵ⟨ŵ, G⟩)/|W| of D columns, or G without UNIT; what does not fit the dtype saturates."""
     at = column + tl.arange(0, D)
     if UNIT:
         g = (g - _unit(weight, inverse, row, there, column, d, D) * along[:, None]) * inverse[:, None]
@@ -146,7 +147,7 @@ def _finish(
 
 @triton.jit
 def _quarters(g, R: tl.constexpr, D: tl.constexpr):
-    """A tile in four: all of it and as much of the weight would not fit into the registers."""
+    """Return the four quarters of a tile's columns: a whole tile and as much of the weight exceed the registers."""
     left, right = _halves(g, R, D)
     g0, g1 = _halves(left, R, D // 2)
     g2, g3 = _halves(right, R, D // 2)
@@ -158,7 +159,7 @@ def _gradient_tile(
     e, f, by_total, unscale, starts, order, labels, by_rows, block, column, N, padded, start, d,
     TOTAL: tl.constexpr, PRECISION: tl.constexpr, R: tl.constexpr, D: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
-    """Eᵀ·f for R classes and D columns, times unscale², plus what the label rows and Σ_j w̃_j receive."""
+    """Return Eᵀ·f for R classes and D columns, times unscale², plus the gradients of label rows and Σ_j w̃_j."""
     g = tl.zeros((R, D), tl.float32)
     slab = block * R // SLAB * padded
     for k in range(0, N, B):
@@ -182,10 +183,11 @@ def weight_gradient(
     PROJECT: tl.constexpr, TOTAL: tl.constexpr, LIMIT: tl.constexpr, PRECISION: tl.constexpr,
     TILES: tl.constexpr, R: tl.constexpr, D: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of R classes, in TILES tiles of D columns; without PROJECT their plain sums.
+    """Write the gradients of R classes, in TILES tiles of D columns; without PROJECT their plain sums.
 
-    What lies along ŵ is known when the last tile is: the others wait in `out`, which is in the cache by then.
-    `labels` is sorted, `order` are the rows of by_rows it came from, `starts` where each block of R begins in it.
+    The part along ŵ is known only after the last tile. The earlier tiles are written to `out` unprojected and read
+    again afterwards, when `out` is in the cache. `labels` is sorted, `order` has the rows of by_rows that they came
+    from, and `starts` says where each block of R classes begins in `labels`.
     """
     block = tl.program_id(0)
     row = block.to(tl.int64) * R + tl.arange(0, R)
@@ -211,7 +213,7 @@ def weight_gradient(
         _finish(g2, along, weight, one, out, row, there, t * D + 2 * Q, d, PROJECT and t == TILES - 1, LIMIT, Q)
         _finish(g3, along, weight, one, out, row, there, t * D + 3 * Q, d, PROJECT and t == TILES - 1, LIMIT, Q)
     if PROJECT and TILES > 1:
-        tl.debug_barrier()  # what follows reads what was just written
+        tl.debug_barrier()  # the loop below reads what other threads have just written
         for q in range(4 * (TILES - 1)):
             at = q * Q + tl.arange(0, Q)
             waiting = tl.load(out + row[:, None] * d + at[None, :], there[:, None] & (at < d)[None, :], 0.0)

@@ -1,4 +1,4 @@
-"""What is the same for every launch of the fused backend, and each kernel's launch."""
+"""The settings that all launches of the fused backend share, and one function per kernel that launches it."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from hypermargin.backends.fused.tiles import Tiles, power, processors, tiles_for
 SLAB = kernels.SLAB.value
 STORE, ADD, SGD = row_kernels.STORE.value, row_kernels.ADD.value, row_kernels.SGD.value
 PROGRAMS = 1024  # enough to fill any GPU, for kernels that loop
-# float16 holds P down to 2⁻²⁴ of this; P itself may be as small as 1/C.
+# P is stored as P·2^15 in float16, whose smallest number is 2⁻²⁴; P itself may be as small as 1/C.
 FLOAT16_SHIFT = 15
-# The matrix units cut off low bits at every addition, so a sum over a million classes is made of shorter ones.
+# In classes. The matrix units drop low bits at every addition, so a sum over a million classes is split up.
 LONGEST_SUM = 32768
 
 
 @dataclass(frozen=True)
 class Step:
-    """What is the same for every launch of a step."""
+    """The sizes, dtype and tiles that all launches of a forward or backward share."""
 
     N: int
     C: int
@@ -37,63 +37,63 @@ class Step:
 
     @property
     def width(self) -> int:
-        """Columns of an operand's buffer: its rows begin at multiples of 16 bytes."""
+        """The columns of an operand's buffer, padded so that its rows begin at multiples of 16 bytes."""
         return -(-self.d // 16) * 16
 
     @property
     def padded(self) -> int:
-        """Rows of a slab of E: whole tiles."""
+        """The rows of a slab of E, padded to whole tiles."""
         return -(-self.N // 128) * 128
 
     @property
     def feature_tiles(self) -> int:
-        """Of df."""
+        """The number of tiles that df is computed in."""
         tile = self.tiles.features
         return int(triton.cdiv(self.N, tile.rows) * triton.cdiv(self.d, tile.columns))
 
     @property
     def splits(self) -> int:
-        """Shares of the classes for df, to fill the GPU."""
+        """The number of shares that the classes are split into for df, so that the GPU is filled."""
         return max(self.processors // self.feature_tiles, 1)
 
     @property
     def lift(self) -> int:
-        """P is stored times two to this power."""
+        """The power of two that P is multiplied by when stored."""
         return FLOAT16_SHIFT if self.kind == torch.float16 else 0
 
 
 def step_of(f: Tensor, weight: Tensor, operands: str) -> Step:
-    """Sizes, operands and tiles of a call."""
+    """Return the sizes, operand dtype and tiles of a call."""
     kind: torch.dtype = getattr(torch, operands)
     (N, d), C = f.shape, weight.shape[0]
-    # float32 means float32: on the matrix units three products stand in for one, never TF32's ten bits.
+    # float32 operands keep float32's precision: the matrix units do three TF32 products for one, never just one.
     precision = "tf32x3" if f.is_cuda else "ieee"
     return Step(N, C, d, kind, tiles_for(N, d, kind.itemsize, f.device), precision, processors(f.device))
 
 
 def slabs(step_rows: int, classes: int) -> tuple[int, int]:
-    """The shape of E for so many classes; see kernels.py for the layout."""
+    """Return the shape of E for that many rows and classes; see kernels.py for the layout."""
     return -(-classes // SLAB) * -(-step_rows // 128) * 128, SLAB
 
 
 def ranges(first: int, last: int, chunk: int) -> Iterator[tuple[int, int]]:
-    """From first to last in chunks."""
+    """Yield (start, stop) of the chunks from `first` to `last`."""
     for start in range(first, last, chunk):
         yield start, min(start + chunk, last)
 
 
 def room(step: Step, like: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """For the operands w̃ of some classes and their 1/|W|."""
+    """Return empty buffers for the operands w̃ of some classes and for their 1/|W|."""
     return like.new_empty(classes, step.width, dtype=step.kind), like.new_empty(classes)
 
 
 def tiled(x: Tensor, rows: int, columns: int) -> TensorDescriptor:
-    """A matrix to be read or written in such tiles."""
+    """Return a descriptor to read or write a matrix in tiles of that size."""
     return TensorDescriptor(x, list(x.shape), list(x.stride()), [rows, columns])
 
 
 def operand(x: Tensor, step: Step, scale: float = 1.0, factor: Tensor | None = None) -> Tensor:
-    """x (N, d) times a number and a factor a row, as an operand: its rows padded, what does not fit saturated."""
+    """Return x (N, d) times a number and one factor per row, as an operand: rows padded, entries saturated."""
     out = x.new_empty(step.N, step.width, dtype=step.kind)
     row_kernels.pack[(step.N,)](
         x, x if factor is None else factor, out, step.d, step.width, scale, factor is not None,
@@ -133,10 +133,10 @@ def scores(
     sums: Tensor | None = None,
     tops: Tensor | None = None,
 ) -> None:
-    """`kernels.scores` for the classes of `w`, the first of which is number `first`."""
+    """Launch `kernels.scores` for the classes of `w`, the first of which is number `first`."""
     tile, C = step.tiles.scores, w.shape[0]
     blocks = triton.cdiv(C, tile.columns)
-    unused = labels  # stands where a pointer is not followed
+    unused = labels  # any tensor, for pointer arguments that the kernel does not read
     kernels.scores[(triton.cdiv(step.N, tile.rows), blocks if redo is None else min(blocks, PROGRAMS))](
         tiled(x, tile.rows, tile.step),
         tiled(w, tile.columns, tile.step),
@@ -150,7 +150,7 @@ def scores(
 
 
 class Update(NamedTuple):
-    """What becomes of the weight's gradient: a mode of the kernels, where it goes, and SGD's state."""
+    """How the weight's gradient is used: STORE, ADD or SGD, the tensor it is written to, and SGD's state."""
 
     mode: int
     out: Tensor
@@ -161,7 +161,7 @@ class Update(NamedTuple):
 
 
 def feature_sums(step: Step, e: Tensor, w: Tensor, parts: Tensor, added: bool) -> None:
-    """E·w̃, in shares of the classes, to `parts` (splits, N, d)."""
+    """Compute E·w̃ in shares of the classes, into `parts` (splits, N, d); `added` adds to what is there."""
     tile, splits = step.tiles.features, parts.shape[0]
     for first, last in ranges(0, w.shape[0], splits * LONGEST_SUM):
         some = w[first:last]
@@ -175,7 +175,7 @@ def feature_sums(step: Step, e: Tensor, w: Tensor, parts: Tensor, added: bool) -
 
 
 class Labels(NamedTuple):
-    """What the rows of the labels receive, sorted by class, and where each tile of classes begins in it."""
+    """The gradients of the label rows, their labels sorted by class, and where each tile of classes begins."""
 
     sorted: Tensor
     order: Tensor
@@ -184,7 +184,7 @@ class Labels(NamedTuple):
 
     @staticmethod
     def of(local: Tensor, by_rows: Tensor, classes: int, tile: int) -> Labels:
-        """Of labels (N, K), for tiles of so many classes."""
+        """Return the sorted form of labels (N, K), for tiles of `tile` classes."""
         found, order = torch.sort(local.flatten(), stable=True)
         edges = torch.arange(0, (triton.cdiv(classes, tile) + 1) * tile, tile, device=local.device)
         starts = torch.searchsorted(found, edges.to(found.dtype), out_int32=True)
@@ -195,7 +195,10 @@ def weight_rows(
     step: Step, e: Tensor, f: Tensor, half: Tensor, weight: Tensor, inverse: Tensor, unit_weight: bool,
     labels: Labels, by_total: Tensor | None, update: Update, raw: Tensor, first: int, last: int,
 ) -> None:  # fmt: skip
-    """The gradients of W_first … W_last, to where they go. `raw`, if not empty, is used in between."""
+    """Compute the gradients of classes first … last−1 and use them as `update` says.
+
+    `raw`, if not empty, is a buffer for the sums before `finish`.
+    """
     tile, C, whole = step.tiles.weight, last - first, raw.numel() == 0
     some, out = weight[first:last], update.out[first:last]
     limit = torch.finfo(out.dtype).max
@@ -221,7 +224,7 @@ def finish(
     first: int,
     last: int,
 ) -> None:
-    """From raw sums of W_first … W_last to their gradients, and where those go."""
+    """Turn the raw sums of classes first … last−1 into gradients, and use those as `update` says."""
     some, out, D = weight[first:last], update.out[first:last], power(step.d)
     each = max(2048 // D, 1)
     row_kernels.finish_rows[(triton.cdiv(last - first, each),)](

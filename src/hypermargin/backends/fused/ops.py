@@ -1,11 +1,11 @@
 """The order of the fused backend's kernels, forward and backward, each an opaque custom operation.
 
-Of the first `kept` classes the forward stores E = exp z; for the others the backward computes P = exp(z − R)
-again, a chunk of classes at a time. Factors of whole rows commute with both products of the backward, so E needs no
-maximum taken off as long as it fits the exponent's range. Whether it did is known afterwards: rows whose sum is
-outside `WINDOW` are summed again with the maximum of each tile taken off, and in the backward their E is replaced
-by P. The kernels for that are always launched and end at once where no row is marked: nothing waits for the GPU, no
-bound on the logits is needed, and every finite input is right.
+For the first `kept` classes the forward stores E = exp z; for the others the backward computes P = exp(z − R), a
+chunk of classes at a time. Factors of whole rows commute with both products of the backward, so no maximum has to
+be subtracted from z as long as exp z neither overflows nor underflows. Whether it did is known afterwards: rows
+whose sum is outside `WINDOW` are summed again with the maximum of each tile subtracted, and in the backward their E
+is replaced by P. The kernels for that are always launched, and end at once where no row is marked. So nothing waits
+for the GPU, no bound on the logits is needed, and the result is right for every finite input.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from hypermargin.backends.fused.launch import (
 )
 from hypermargin.backends.fused.tiles import power
 
-# R for which exp z and its sum, and exp(−R) of any two rows beside each other, are far from the ends of bfloat16's
-# and float32's range.
+# The range of R in which exp z, its sum, and the ratio of exp(−R) of any two rows are far from overflow and
+# underflow in bfloat16 and float32.
 WINDOW = (-16.0, 58.0)
 LOG2_E = math.log2(math.e)
 
@@ -51,7 +51,7 @@ Given = ParamSpec("Given")
 
 
 def _on_its_device(run: Callable[Given, Returned]) -> Callable[Given, Returned]:
-    """Triton launches on the current device, which need not be the tensors'."""
+    """Return `run` with the tensors' device as the current one, since Triton launches on the current device."""
 
     @functools.wraps(run)
     def call(*args: Given.args, **kwargs: Given.kwargs) -> Returned:
@@ -75,9 +75,9 @@ def forward(
     kept: int,
     operands: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """rows (N, K, d), rivals (N,), Σ w̃ (d,) or (0,), hardest (N,) or (0,).
+    """Return rows (N, K, d), rivals (N,), Σ w̃ (d,) or (0,), hardest (N,) or (0,).
 
-    For the backward: rivals in base 2; E, w̃ and 1/|W| of the kept classes.
+    Four more are for the backward: rivals in base 2, and E, w̃ and 1/|W| of the kept classes.
     """
     step = step_of(f, weight, operands)
     N, C, d = step.N, step.C, step.d
@@ -87,7 +87,7 @@ def forward(
     rivals, rivals2, top, top_so_far, sum_so_far = (f.new_empty(N) for _ in range(5))
     total = torch.zeros(d, dtype=torch.float64, device=f.device) if want_total else None
     labels = local.to(torch.int32).contiguous()
-    # Without P beside it, a chunk of the weight may be longer here than in the backward.
+    # The forward holds no P, so its chunks of the weight may be longer than those of the backward.
     chunk = max(min(chunk * (N + d) // d // SLAB * SLAB, 2**22), chunk)
     spare, spare_inverse = room(step, f, min(chunk, C - kept))
     parts = [*ranges(0, kept, 2**20), *ranges(kept, C, chunk)]
@@ -111,7 +111,7 @@ def forward(
             low, high = (math.exp(end) for end in WINDOW)
             row_kernels.mark[(triton.cdiv(N, 8),)](sums, redo, N, count, low, high, 8, 512)
             if first:
-                tops.zero_()  # what the part before has redone
+                tops.zero_()  # the part before wrote maxima for the rows it summed again
         scores(step, kernels.TOP.value, *given, sums=sums, tops=tops, redo=redo)
         row_kernels.combine[(triton.cdiv(N, 8),)](
             sums, tops, top_so_far, sum_so_far, rivals, rivals2, top, N, count, first == 0, 8, 512
@@ -126,14 +126,14 @@ def backward_into(
     units: Tensor, inverse: Tensor, by_rows: Tensor, by_rivals: Tensor, by_total: Tensor | None, unit_weight: bool,
     chunk: int, operands: str, need_f: bool, need_bias: bool, update: Update | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """df and db, empty if not needed; the weight's gradient goes where `update` says."""
+    """Return df and db, empty if not needed; the weight's gradient is used as `update` says."""
     step = step_of(f, weight, operands)
     N, C, d, kept = step.N, step.C, step.d, units.shape[0]
     db = torch.zeros_like(bias) if bias is not None and need_bias else f.new_empty(0)
     if N == 0:
         if update is not None and update.mode == STORE:
             update.out.zero_()
-        elif update is not None and update.mode == SGD:  # an empty batch still decays, and momentum goes on
+        elif update is not None and update.mode == SGD:  # weight decay and momentum act without any rows too
             nothing = f.new_zeros(min(chunk, C), d)
             for first, last in ranges(0, C, chunk):
                 finish(step, nothing, weight, nothing, False, update, first, last)
@@ -152,13 +152,13 @@ def backward_into(
     weighted = [operand(f, step, factor=each) if update is not None else x for each in relative]
     if update is not None:
         sorted_labels = Labels.of(labels, by_rows, C, step.tiles.weight.rows)
-        # Sums that have to wait for the end of their row wait in the gradient, if it is a float32 one.
+        # With several tiles per row, unprojected sums are kept in the gradient itself if that is float32.
         one_tile = d <= step.tiles.weight.columns or not unit_weight
         whole = update.mode == STORE and (one_tile or weight.dtype == torch.float32)
         raw = f.new_empty(0 if whole else min(chunk, C), d)
 
     def gradients(e: Tensor, which: int, w: Tensor, inv: Tensor, first: int, last: int) -> None:
-        """From E or P of some classes to df, db and dW."""
+        """Add what classes first … last−1 contribute to df, and compute their db and dW, from their E or P."""
         size = last - first
         if need_f:
             feature_sums(step, e, w, parts, added=first > kept)
@@ -178,7 +178,7 @@ def backward_into(
                 )  # fmt: skip
 
     if kept:
-        # Replacing rows of E by P is the only change to an input, and doing it twice is doing it once.
+        # Replacing rows of E by P is the only change to an input; doing it again in a second backward is harmless.
         given = (x, units, labels, None if b is None else b[:kept], 0)
         scores(step, kernels.SHARE.value, *given, shift=shift, out=exps, redo=redo)
         gradients(exps, 0, units, inverse, 0, kept)
@@ -214,7 +214,7 @@ def backward(
     need_weight: bool,
     need_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """df, dW, db; those not needed are empty."""
+    """Return df, dW and db; those not needed are empty."""
     dW = torch.empty_like(weight) if need_weight else weight.new_empty(0)
     df, db = backward_into(
         f, weight, bias, local, rivals, rivals2, exps, units, inverse, by_rows, by_rivals, by_total, unit_weight,
@@ -223,7 +223,7 @@ def backward(
     return df, dW, db
 
 
-# Under torch.compile each is one opaque call; in eager mode it is not worth the two milliseconds they cost.
+# Under torch.compile each is one opaque call; eager mode calls the functions directly, which saves 2 ms.
 forward_op = torch.library.custom_op("hypermargin::fused_forward", forward, mutates_args=())
 backward_op = torch.library.custom_op("hypermargin::fused_backward", backward, mutates_args=())
 

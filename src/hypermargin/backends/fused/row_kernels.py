@@ -1,4 +1,4 @@
-"""The smaller Triton kernels of the fused backend: what goes into the products of `kernels.py` and what comes out.
+"""The smaller Triton kernels of the fused backend, which prepare the products of `kernels.py` and finish them.
 
 They pass over rows of the weight, of the features, or of sums; none multiplies matrices.
 """
@@ -10,10 +10,10 @@ import triton.language as tl
 
 from hypermargin.backends.fused.kernels import SLAB
 
-# What becomes of a row of the weight's gradient.
-STORE = tl.constexpr(0)  # written
-ADD = tl.constexpr(1)  # added to what is there
-SGD = tl.constexpr(2)  # a step of SGD on the weight itself
+# What `finish_rows` does with the weight's gradient.
+STORE = tl.constexpr(0)  # writes it to `out`
+ADD = tl.constexpr(1)  # adds it to `out`
+SGD = tl.constexpr(2)  # makes a step of SGD on the weight itself
 
 
 @triton.jit
@@ -21,7 +21,7 @@ def operands(
     weight, out, inverse, total, rows, d, out_stride, UNIT: tl.constexpr, TOTAL: tl.constexpr,
     ROWS: tl.constexpr, D: tl.constexpr, LIMIT: tl.constexpr,
 ):  # fmt: skip
-    """w̃ as an operand of the products, 1/|W_j| (0 for zero rows), and each program's share of Σ_j w̃_j."""
+    """Write w̃ as an operand of the products, 1/|W_j| (0 for zero rows), and each program's share of Σ_j w̃_j."""
     at = tl.arange(0, D)
     part = tl.zeros((D,), tl.float32)
     for block in range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0)):
@@ -29,7 +29,7 @@ def operands(
         there = (row < rows)[:, None] & (at < d)[None, :]
         w = tl.load(weight + row[:, None] * d + at[None, :], there, 0.0).to(tl.float32)
         if UNIT:
-            largest = tl.max(tl.abs(w), 1)  # taken off first, so that no square overflows or vanishes
+            largest = tl.max(tl.abs(w), 1)  # divided by first, so that no square overflows or vanishes
             scaled = w / tl.where(largest > 0, largest, 1.0)[:, None]
             length = tl.sqrt(tl.sum(scaled * scaled, 1))
             length = tl.where(length > 0, length, float("inf"))
@@ -48,7 +48,7 @@ def operands(
 
 @triton.jit
 def mark(sums, redo, N, blocks, LOW: tl.constexpr, HIGH: tl.constexpr, M: tl.constexpr, B: tl.constexpr):
-    """Which rows' sums of exp z, over these tiles, are too near the ends of the range, or beyond."""
+    """Mark in `redo` the rows whose sum of exp z over these tiles is not between LOW and HIGH."""
     rows = tl.program_id(0) * M + tl.arange(0, M)
     total = tl.zeros((B, M), tl.float32)
     for first in range(0, blocks, B):
@@ -65,9 +65,10 @@ def combine(
     sums, tops, top_so_far, sum_so_far, rivals, rivals2, hardest, N, blocks,
     FIRST: tl.constexpr, M: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
-    """Σ of sum·2^top over the tiles so far, as top and sum; its logarithm, natural and in base 2; the largest top.
+    """Add up sum·2^top over the tiles so far; store it as a top and a sum, and its logarithm (natural and base 2).
 
-    The backward subtracts the one in base 2: a row with one rival far above the others then has P = 1 exactly.
+    `hardest` is the largest top, in natural units. The backward subtracts the logarithm in base 2: a row with one
+    rival far above the others then has P = 1 exactly.
     """
     rows = tl.program_id(0) * M + tl.arange(0, M)
     here = rows < N
@@ -102,7 +103,7 @@ def finish_rows(
     MOMENTUM: tl.constexpr, NESTEROV: tl.constexpr, RENORM: tl.constexpr, LIMIT: tl.constexpr,
     R: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """Raw sums (C, d) to gradients: stored, added, or used for a step of SGD on the weight.
+    """Turn raw sums (C, d) into gradients, and store them, add them, or make a step of SGD on the weight.
 
     `settings` holds learning rate, momentum and weight decay on the device, so that a CUDA graph sees them change.
     """
@@ -139,7 +140,7 @@ def finish_rows(
 
 @triton.jit
 def column_sums(e, factor, half, out, N, padded, C, R: tl.constexpr):
-    """Σ_i φ_i·E_ij of a slab of classes: the bias's gradient. `half` is the square root of φ's largest."""
+    """Compute the bias's gradient Σ_i φ_i·E_ij of a slab of classes. `half` is the root of the largest |φ_i|."""
     column = tl.arange(0, SLAB)
     part = tl.zeros((R, SLAB), tl.float32)
     slab = tl.program_id(0).to(tl.int64)
@@ -154,7 +155,7 @@ def column_sums(e, factor, half, out, N, padded, C, R: tl.constexpr):
 
 @triton.jit
 def label_rows(weight, labels, out, C, d, UNIT: tl.constexpr, OUTSIDE: tl.constexpr, D: tl.constexpr):
-    """w̃ of one label; of class 0 where the label is OUTSIDE the slice; NaN where there is no such class."""
+    """Write w̃ of one label; class 0's where the label is OUTSIDE the slice, NaN where there is no such class."""
     at = tl.arange(0, D)
     row = tl.program_id(0).to(tl.int64)
     label = tl.load(labels + row)
@@ -172,7 +173,7 @@ def label_rows(weight, labels, out, C, d, UNIT: tl.constexpr, OUTSIDE: tl.conste
 
 @triton.jit
 def pack(f, factor, out, d, width, scale, FACTOR: tl.constexpr, LIMIT: tl.constexpr, D: tl.constexpr):
-    """A row of features as an operand: times a number, times its factor; saturated, padded with zeros."""
+    """Write a row of features as an operand: times `scale`, times its factor, saturated, padded with zeros."""
     at = tl.arange(0, D)
     row = tl.program_id(0).to(tl.int64)
     x = tl.load(f + row * d + at, at < d, 0.0) * scale
@@ -187,12 +188,13 @@ def factors(
     rivals, rivals2, by_rivals, shift, redo, relative, roots, largest, N, lift,
     LOW: tl.constexpr, HIGH: tl.constexpr, ROWS: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
-    """What the backward needs of every row. The gradient by z is φ_i·E_ij, or φ'_i·P_ij.
+    """Compute the factors φ of every row for the backward. The gradient of z is φ_i·E_ij, or φ'_i·P_ij.
 
-    φ = g·exp(−R) where E was stored and R is inside its window; in blocks of M rows with one outside, E is replaced
-    by P and φ = φ'. P is stored as exp2(z − shift), P·2^lift, so φ' = g·2^−lift. Both span more of the exponent's
-    range than float32 has: `relative` is φ over the largest of all rows, `largest` the square root of that one, and
-    `roots` that of |φ_i|, with φ_i's sign. The three have two rows, φ's and φ'’s.
+    φ = g·exp(−R) where E was stored and R is inside its window. In blocks of M rows of which one is outside, E is
+    replaced by P and φ = φ'. P is stored as exp2(z − shift), that is P·2^lift, so φ' = g·2^−lift. Both can exceed
+    float32's range, so they are stored in parts: `relative` is φ divided by the largest |φ| of all rows, `largest`
+    is the square root of that largest, and `roots` is the square root of |φ_i| with the sign of φ_i. Each of the
+    three has two rows, one for φ and one for φ'.
     """
     top = tl.full((1, 1), -float("inf"), tl.float32)
     top_share = tl.full((1, 1), -float("inf"), tl.float32)
@@ -233,7 +235,7 @@ def factors(
 
 @triton.jit
 def sum_parts(parts, roots, out, size, d, splits, ADDED: tl.constexpr, B: tl.constexpr):
-    """df: φ_i·Σ of the parts, φ_i as its root twice."""
+    """Compute df = φ_i·Σ of the parts, by the root of φ_i twice, since φ_i itself may exceed float32's range."""
     at = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
     there = at < size
     total = tl.zeros((B,), tl.float32)

@@ -1,4 +1,4 @@
-"""How large the tiles of the fused backend's products are: by dimension and number of rows, never by classes."""
+"""The tile sizes of the fused backend's products, chosen by dimension and number of rows, never by classes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @dataclass(frozen=True)
 class Tile:
-    """Of one product: rows and columns of the result, the step through what is summed over; warps, stages."""
+    """The tile of one product: rows and columns of the result, step along the summed dimension, warps, stages."""
 
     rows: int
     columns: int
@@ -19,7 +19,7 @@ class Tile:
     stages: int
 
     def fitting(self, element: int, device: torch.device) -> Tile:
-        """The same with as many stages as the device's shared memory holds."""
+        """Return the same tile with at most as many stages as fit into the device's shared memory."""
         stage = (self.rows + self.columns) * self.step * element
         room = _shared_memory(device) - 8192
         return replace(self, stages=max(min(self.stages, room // stage), 1))
@@ -27,14 +27,14 @@ class Tile:
 
 @dataclass(frozen=True)
 class Tiles:
-    """Of the three products: rows × classes; rows × dimensions; classes × dimensions."""
+    """The tiles of the three products: rows × classes, rows × dimensions, classes × dimensions."""
 
     scores: Tile
     features: Tile
     weight: Tile
 
     def __post_init__(self) -> None:
-        if self.scores.rows % self.weight.step:  # rows of E that no tile of scores covers are never written
+        if self.scores.rows % self.weight.step:  # `weight` would read rows of E that `scores` never wrote
             raise ValueError(f"{self.scores} must cover whole steps of {self.weight} in its rows.")
 
 
@@ -47,13 +47,13 @@ def _shared_memory(device: torch.device) -> int:
 
 @cache
 def processors(device: torch.device) -> int:
-    """Multiprocessors of the GPU; a few, so that sums are split, where the kernels are only interpreted."""
+    """Return the GPU's number of multiprocessors; 4 where kernels are interpreted, so that sums are split too."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
 
 
 @dataclass(frozen=True)
 class Key:
-    """What tiles depend on: rows (a power of two), dimension, bytes of an operand's element, device."""
+    """What tiles depend on: rows (as a power of two), dimension, bytes per element of an operand, device."""
 
     rows: int
     d: int
@@ -61,7 +61,7 @@ class Key:
     device: torch.device
 
     def words(self) -> str:
-        """For the file in which measured tiles are kept."""
+        """Return the key as text, for the file in which measured tiles are kept."""
         return f"{self.rows} rows, d = {self.d}, {8 * self.element} bits"
 
 
@@ -69,23 +69,23 @@ MEASURED: dict[Key, Tiles] = {}  # filled by tune.py
 
 
 def key_of(rows: int, d: int, element: int, device: torch.device) -> Key:
-    """The bin a call falls into."""
+    """Return the key of a call; the number of rows is rounded up to a power of two between 64 and 4096."""
     return Key(min(max(power(rows), 64), 4096), d, element, device)
 
 
 def power(n: int, least: int = 16) -> int:
-    """The next power of two."""
+    """Return the smallest power of two that is not below n, but at least `least`."""
     return max(1 << (n - 1).bit_length(), least)
 
 
 def tiles_for(rows: int, d: int, element: int, device: torch.device) -> Tiles:
-    """Tuned on an H200 for d of 128, 256, 512 and 1024; other dimensions take the next."""
+    """Return measured tiles, else those tuned on an H200 for d = 128, 256, 512 and 1024; other d take the next."""
     measured = MEASURED.get(key_of(rows, d, element, device)) if MEASURED else None
     if measured is not None:
         return measured
     wide = power(d)
-    if element == 4:  # float32 operands: three products each, so half the tile
-        few = 64 if device.type == "cuda" else 32  # interpreted, a few rows should make several tiles
+    if element == 4:  # float32 operands take three products each, so tiles are half as large
+        few = 64 if device.type == "cuda" else 32  # in the interpreter's tests few rows should give several tiles
         chosen = Tiles(
             scores=Tile(few, 128, min(32, wide), 4, 3),
             features=Tile(few, min(128, wide), 32, 4, 3),

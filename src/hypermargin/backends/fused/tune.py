@@ -1,7 +1,7 @@
-"""Tiles measured on the GPU at hand, kept in a file; for `Triton(tune=True)`.
+"""Tiles measured on the present GPU and kept in a file, for `Triton(tune=True)`.
 
-What is measured depends on dimension, a bin of the number of rows, and the operands, never on the classes: tiles do
-not care how many of them there are, and a model that gains classes should not be tuned again.
+The measurement depends on dimension, number of rows (as a power of two) and operands, never on the number of
+classes: the best tiles do not depend on it, and a model that gains classes should not be tuned again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hypermargin.backends.fused.tiles import MEASURED, Key, Tile, Tiles, key_of,
 from hypermargin.files import write_text
 
 CLASSES, RUNS = 65536, 4
-# rows and columns of the result, step, warps, stages
+# Candidates: rows and columns of the result, step, warps, stages.
 SCORES = [
     (128, 128, 64, 4, 3),
     (128, 128, 32, 4, 6),
@@ -45,12 +45,12 @@ WEIGHT = [
 
 
 def cache_file() -> Path:
-    """Where measured tiles are kept."""
+    """Return the path of the file in which measured tiles are kept."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hypermargin" / "tiles.json"
 
 
 def ensure_tuned(rows: int, d: int, operands: str, device: torch.device) -> None:
-    """Have tiles for such calls measured, unless they are known or the GPU is recording a graph."""
+    """Measure tiles for such calls, unless they are known or the GPU is recording a graph."""
     kind: torch.dtype = getattr(torch, operands)
     key = key_of(rows, d, kind.itemsize, device)
     if key in MEASURED or device.type != "cuda" or torch.cuda.is_current_stream_capturing():
@@ -59,7 +59,7 @@ def ensure_tuned(rows: int, d: int, operands: str, device: torch.device) -> None
     kept = _read()
     if name not in kept:
         kept = {name: measure(key, kind, device)} | _read()
-        with suppress(OSError):  # where nothing can be kept it is measured again
+        with suppress(OSError):  # where the file cannot be written, the next process measures again
             cache_file().parent.mkdir(parents=True, exist_ok=True)
             text = json.dumps({words: asdict(tiles) for words, tiles in kept.items()}, indent=1)
             write_text(cache_file(), text + "\n")
@@ -67,7 +67,7 @@ def ensure_tuned(rows: int, d: int, operands: str, device: torch.device) -> None
 
 
 def _read() -> dict[str, Tiles]:
-    """What is kept; nothing if the file is missing or damaged."""
+    """Return the tiles kept in the file; none if it is missing or damaged."""
     try:
         kept = json.loads(cache_file().read_text(encoding="utf-8"))
         return {k: Tiles(**{product: Tile(**tile) for product, tile in v.items()}) for k, v in kept.items()}
@@ -78,9 +78,9 @@ def _read() -> dict[str, Tiles]:
 def measure(
     key: Key, kind: torch.dtype, device: torch.device, say: Callable[[str], None] = lambda _: None
 ) -> Tiles:
-    """The fastest tiles of each product."""
+    """Return the fastest tiles of each product."""
     best = tiles_for(key.rows, key.d, kind.itemsize, device)
-    rng = torch.Generator(device).manual_seed(0)  # not the user's
+    rng = torch.Generator(device).manual_seed(0)  # a generator of its own leaves the user's random numbers alone
     f = torch.randn(key.rows, key.d, device=device, generator=rng)
     weight = torch.randn(CLASSES, key.d, device=device, generator=rng)
     step = launch.Step(key.rows, CLASSES, key.d, kind, best, "tf32x3", processors(device))
@@ -109,7 +109,7 @@ def measure(
             tried = replace(step, tiles=replace(best, **{product: tile}))
             try:
                 times[tile] = _seconds(partial(run, tried))
-            except Exception as error:  # not enough shared memory or registers for this one
+            except Exception as error:  # too little shared memory or too few registers for this tile
                 say(f"{key.words()}, {product}: {tile} does not run: {str(error).splitlines()[0]}")
         say(f"{key.words()}, {product}: " + ", ".join(f"{_short(t)} {1e6 * s:.0f} µs" for t, s in times.items()))
         if times:
@@ -124,10 +124,10 @@ def _fitting(
     kind: torch.dtype,
     device: torch.device,
 ) -> Iterator[Tile]:
-    """Tiles not larger than the problem, each once, with as many stages as fit."""
+    """Yield the candidate tiles, each once, not wider than the problem, with as many stages as fit."""
     wide, seen = power(key.d), set()
     for rows, columns, step, warps, stages in candidates:
-        if kind.itemsize == 4:  # twice the bytes, and three products for one
+        if kind.itemsize == 4:  # float32 has twice the bytes, and takes three products in place of one
             rows, columns, step = min(rows, 64), min(columns, 128), min(step, 32)
         if product == "scores":
             tile = Tile(rows, columns, min(step, wide), warps, stages)
@@ -140,7 +140,7 @@ def _fitting(
 
 
 def _seconds(run: Callable[[], None]) -> float:
-    """The least time of some replays of a CUDA graph: launching one by one would be what is measured."""
+    """Return the least time of one run over several replays of a CUDA graph, which leaves out the launch times."""
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):
