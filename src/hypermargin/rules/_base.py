@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -97,6 +98,8 @@ class Rule:
     needs_threshold: ClassVar[bool] = False
     aggregate: ClassVar[Aggregate] = LOG_SUM_EXP
 
+    _text: ClassVar[str] = ""  # of an object, once made: torch.compile guards a word, but cannot write one
+
     is_identity: ClassVar[bool] = True  # ρ(c) = c, so that backends may leave it out; found by itself
     is_softmax: ClassVar[bool] = True  # R is the log-sum-exp of the plain logits, which every backend can do
 
@@ -126,6 +129,8 @@ class Rule:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        with contextlib.suppress(TypeError):  # fields that are no text: for backends that need none
+            object.__setattr__(self, "_text", _written(self))
 
 
 class RuleAtRows(NamedTuple):
@@ -195,6 +200,10 @@ def to_text(rule: Rule) -> str:
     """Write a rule as text, which is all that an operation of torch.library can be given of it."""
     if get(rule.name) is not type(rule):
         raise ValueError(f"{rule} is not registered. Decorate its class with @hypermargin.rules.register('name').")
+    return rule._text or _written(rule)
+
+
+def _written(rule: Rule) -> str:
     return json.dumps([rule.name, dataclasses.asdict(rule)])  # type: ignore[call-overload]  # rules are dataclasses
 
 
