@@ -83,6 +83,19 @@ def test_every_slot_compiles_without_a_graph_break(backend):
             torch.testing.assert_close(compiled_state[key], value)
 
 
+def test_chunked_compiles_where_nothing_is_learned():
+    """adacos-dynamic looks at the batch without gradients first; so does a compiled evaluation."""
+    torch._dynamo.reset()
+    x, y = batch()
+    eager = make("normface", scale="adacos-dynamic", backend=Chunked(chunk=2))
+    head = copy.deepcopy(eager)
+    step = torch.compile(head, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(step(x, y), eager(x, y))
+    torch.testing.assert_close(head.scale, eager.scale)
+    with torch.no_grad():
+        torch.testing.assert_close(step.eval()(x, y), eager.eval()(x, y))
+
+
 def test_compiled_steps_do_not_recompile_as_schedules_move():
     torch._dynamo.reset()
     head = make("a-softmax", schedule=[hm.schedule.LambdaAnnealing(), hm.schedule.MarginWarmup(5)])
