@@ -1,6 +1,7 @@
 """The six slots, each filled with something real and held against a formula written out independently here."""
 
 import copy
+import dataclasses
 import math
 
 import pytest
@@ -326,3 +327,28 @@ def test_files_keep_what_the_slots_hold(tmp_path):
     assert torch.equal(head.offsets, offsets[ids >= 0])
     hm.heads.add_classes(head, 1)
     assert head.offsets[-1] == 0
+
+
+def test_a_rule_that_is_written_anew_is_computed_anew():
+    def written(factor):
+        @rules.register("tried in a notebook")
+        @dataclasses.dataclass(frozen=True)
+        class Tried(rules.Rule):
+            def rho(self, cosine, threshold):
+                return factor * cosine
+
+            def slope(self, cosine, threshold):
+                return factor * torch.ones_like(cosine)
+
+        return Tried()
+
+    x, W, y = draw()
+    try:
+        for factor in (1.0, 2.0):
+            rule = written(factor)
+            losses = [
+                hm.margin_softmax(x, W, y, ArcFace(), scale=8.0, rule=rule, backend=b) for b in ("dense", "chunked")
+            ]
+            torch.testing.assert_close(*losses)
+    finally:
+        del rules._base._REGISTRY["tried in a notebook"]

@@ -177,6 +177,7 @@ def register(name: str) -> Callable[[R], R]:
             raise ValueError(f"rule name {name!r} is taken by {_REGISTRY[name].__name__}; choose another.")
         cls.name = name
         _REGISTRY[name] = cls
+        from_text.cache_clear()  # a rule written anew in a notebook is not the one that was read before
         return cls
 
     return enter
