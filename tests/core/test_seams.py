@@ -352,3 +352,16 @@ def test_a_rule_that_is_written_anew_is_computed_anew():
             torch.testing.assert_close(*losses)
     finally:
         del rules._base._REGISTRY["tried in a notebook"]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_row_that_is_not_finite_does_not_stay_in_adafaces_statistics(bad):
+    x, _, y = draw()
+    head = hm.MarginHead(4, 7, AdaFace(momentum=0.5), scale=8.0, check=False, reduction="none", dtype=torch.float64)
+    without = copy.deepcopy(head)
+    x[2], y_without = bad, y.index_fill(0, torch.tensor([2]), -100)
+    loss, right = head(x, y), without(x, y_without)
+    others = torch.arange(len(y)) != 2
+    torch.testing.assert_close(loss[others], right[others])
+    assert torch.equal(head.row_margin.mean, without.row_margin.mean)
+    assert torch.equal(head.row_margin.deviation, without.row_margin.deviation)

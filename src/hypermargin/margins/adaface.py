@@ -76,7 +76,11 @@ class NormStatistics(RowMargin):
         return torch.stack((m + 0 * q, q + 0 * m), -1)
 
     def _moved(self, norm: Tensor, used: Tensor, mean: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the statistics after this batch; fewer than two rows have no deviation and move nothing."""
+        """Return the statistics after this batch; fewer than two rows have no deviation and move nothing.
+
+        A row of NaN, where values are not checked, must not stay in them for ever.
+        """
+        used = used & norm.isfinite()
         count = used.sum()
         average = norm.masked_fill(~used, 0.0).sum() / count.clamp(min=1)
         squares = (norm - average).square().masked_fill(~used, 0.0).sum()
