@@ -110,6 +110,10 @@ class Layout:
         """Raise unless the weight is that of the classes that are here."""
         if weight.shape[0] < 1:
             raise ValueError(f"weight must have at least one class; got shape {tuple(weight.shape)}.")
+        if weight.shape[0] % centres:
+            raise ValueError(
+                f"weight must have {centres} rows per class, as centres={centres} says; got {weight.shape[0]} rows."
+            )
 
     def gather(self, check: Callable[[], Batch], asked: str, weight: Tensor) -> Batch:
         """Return the checked batch that the classes here are to be scored against; `asked` says what for."""

@@ -365,3 +365,9 @@ def test_a_row_that_is_not_finite_does_not_stay_in_adafaces_statistics(bad):
     torch.testing.assert_close(loss[others], right[others])
     assert torch.equal(head.row_margin.mean, without.row_margin.mean)
     assert torch.equal(head.row_margin.deviation, without.row_margin.deviation)
+
+
+def test_a_weight_has_as_many_rows_per_class_as_it_has_centres():
+    x, W, y = draw(C=7)
+    with pytest.raises(ValueError, match=r"weight must have 2 rows per class, as centres=2 says; got 7 rows"):
+        hm.margin_softmax(x, W, y.clamp(max=2), ArcFace(), scale=8.0, centres=2)
