@@ -371,3 +371,9 @@ def test_a_weight_has_as_many_rows_per_class_as_it_has_centres():
     x, W, y = draw(C=7)
     with pytest.raises(ValueError, match=r"weight must have 2 rows per class, as centres=2 says; got 7 rows"):
         hm.margin_softmax(x, W, y.clamp(max=2), ArcFace(), scale=8.0, centres=2)
+
+
+@pytest.mark.parametrize("rule", ["mv-softmax", MVSoftmax, None], ids=str)
+def test_create_head_says_what_a_rule_is(rule):
+    with pytest.raises(TypeError, match=r"rule must be a Rule such as rules.MVSoftmax"):
+        hm.create_head("arcface", 4, 7, rule=rule)
