@@ -135,7 +135,7 @@ class MarginHead(nn.Module):
         self.row_margin = margin.row_margin().to(device)
         self.row_terms = nn.ModuleList(cast("Sequence[nn.Module]", row_terms)).to(device)
         self._set_schedules(schedule, device)
-        self.reset_parameters()
+        self._reset_own()
 
     @property
     def dim(self) -> int:
@@ -153,11 +153,18 @@ class MarginHead(nn.Module):
         return self.settings.margin
 
     def reset_parameters(self) -> None:
-        """Draw class weights of about unit length in random directions; bias, s, m and the number of steps as
-        at first.
+        """Draw class weights of about unit length in random directions; bias, s, m, the number of steps and the
+        state of schedules, running statistics and row terms as at first.
 
         Sharded, the weights come from the shard's seed and are the same for every number of ranks.
         """
+        self._reset_own()
+        for module in (*self.row_margin.modules(), *self.row_terms.modules(), *self.schedules.modules()):
+            if hasattr(module, "reset_parameters"):
+                cast("Any", module).reset_parameters()
+
+    def _reset_own(self) -> None:
+        """Reset what is not a part's own: parts that were given keep the state they came with."""
         layout = WHOLE if self.weight.is_meta else self.layout
         layout.first_weights(self.weight, self.dim**-0.5)
         if self.bias is not None:

@@ -377,3 +377,22 @@ def test_a_weight_has_as_many_rows_per_class_as_it_has_centres():
 def test_create_head_says_what_a_rule_is(rule):
     with pytest.raises(TypeError, match=r"rule must be a Rule such as rules.MVSoftmax"):
         hm.create_head("arcface", 4, 7, rule=rule)
+
+
+def test_a_head_made_without_memory_begins_as_any_other():
+    options = {"scale": 8.0, "row_terms": [RingLoss(radius=3.0)], "schedule": hm.schedule.MarginWarmup(5)}
+    head = hm.MarginHead(4, 7, AdaFace(), device="meta", **copy.deepcopy(options)).to_empty(device="cpu")
+    with torch.no_grad():
+        for tensor in (*head.parameters(), *head.buffers()):
+            tensor.fill_(77)
+    head.reset_parameters()
+    fresh = hm.MarginHead(4, 7, AdaFace(), **copy.deepcopy(options)).state_dict()
+    assert {k: t.item() for k, t in head.state_dict().items() if k != "weight"} == {
+        k: t.item() for k, t in fresh.items() if k != "weight"
+    }
+
+
+def test_parts_that_are_given_keep_their_state():
+    warm = hm.schedule.MarginWarmup(5)
+    warm.step.fill_(3)
+    assert hm.MarginHead(4, 7, ArcFace(), scale=8.0, schedule=warm).schedules[0].step == 3

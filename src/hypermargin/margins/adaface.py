@@ -64,6 +64,12 @@ class NormStatistics(RowMargin):
         self.register_buffer("deviation", torch.tensor(100.0))
         self._next: tuple[Tensor, Tensor] | None = None
 
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Begin anew, as the paper's code does."""
+        self.mean.fill_(20.0)
+        self.deviation.fill_(100.0)
+
     def forward(self, m: Tensor | None, rows: RowFacts) -> Tensor:
         """Return (m, q) by row: (N, 1, 2), or (N, L, 2) where m goes by label."""
         norm = rows.norm.detach().clamp(1e-3, 100.0)
