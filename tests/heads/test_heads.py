@@ -1245,3 +1245,11 @@ def test_groups_of_pairs():
     pairs = [(1, 5, 0.9), (7, 3, 0.9), (5, 9, 0.9), (2, 3, 0.9)]
     assert heads.groups_of(pairs) == [[1, 5, 9], [2, 3, 7]]
     assert heads.groups_of([]) == []
+
+
+def test_centres_are_not_taken_for_classes(tmp_path):
+    head = MarginHead(D, C, ArcFace(), scale=8.0, centres=2)
+    for change in (heads.weights_of, lambda h: heads.write(h, tmp_path / "head.pt"), lambda h: heads.split(h, 2)):
+        with pytest.raises(ValueError, match=r"head has 2 centres per class"):
+            change(head)
+    assert not list(tmp_path.iterdir())

@@ -13,7 +13,7 @@ from hypermargin import checks
 from hypermargin.common.optimizer_state import PER_ELEMENT
 from hypermargin.family import FAMILY, create_head
 from hypermargin.head import MarginHead
-from hypermargin.heads.weights import Weights, by_class
+from hypermargin.heads.weights import Weights, by_class, refuse_centres
 
 Optimizers = Optimizer | Sequence[Optimizer] | None
 
@@ -34,6 +34,7 @@ def weights_of(head: MarginHead, optimizer: Optimizers = None) -> Weights:
     number of ranks.
     """
     checks.instance("head", head, MarginHead, "create_head(…)")
+    refuse_centres(head)
     rows = head.by_class()
     rest = dict(head.state_dict())
     found = {name: rest.pop(name) for name in rows}

@@ -93,18 +93,23 @@ def by_class(target: MarginHead | Weights) -> dict[str, Tensor]:
             f"expected a MarginHead or heads.Weights; got {type(target).__name__}. heads.from_linear and "
             "heads.from_metric_learning convert what other libraries have."
         )
+    refuse_centres(target)
     rows = target.by_class()
-    if target.settings.centres > 1:
-        raise ValueError(
-            f"head has {target.settings.centres} centres per class; classes can be changed, cut and joined with "
-            "one only."
-        )
     if target.settings.shard is not None or len(rows["weight"]) != target.classes:
         raise ValueError(
             f"head is sharded and holds {len(rows['weight'])} of {target.classes} classes. Write it with "
             "heads.write on every rank, and change the files: heads.read joins them."
         )
     return rows
+
+
+def refuse_centres(head: MarginHead) -> None:
+    """Raise if a class has several rows: `Weights` and files would take them for as many classes."""
+    if head.settings.centres > 1:
+        raise ValueError(
+            f"head has {head.settings.centres} centres per class; classes can be changed, cut, joined and written "
+            "with one only. Keep head.state_dict() instead."
+        )
 
 
 def set_classes(head: MarginHead, classes: int) -> None:
