@@ -21,6 +21,7 @@ from hypermargin.heads.insightface import insightface_range
 from hypermargin.heads.look import lengths
 from hypermargin.heads.reading import read_one
 from hypermargin.margins import ArcFace, Combined, CosFace, NoMargin, SphereFace
+from hypermargin.terms import RingLoss
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array_wrap__:DeprecationWarning")  # the peer's own, from numpy 2
 C, D, N = 7, 5, 16
@@ -1253,3 +1254,17 @@ def test_centres_are_not_taken_for_classes(tmp_path):
         with pytest.raises(ValueError, match=r"head has 2 centres per class"):
             change(head)
     assert not list(tmp_path.iterdir())
+
+
+def test_the_optimiser_of_a_row_term_comes_back():
+    head = create_head("arcface", D, C, scale=8.0, row_terms=[RingLoss()])
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1, momentum=0.9)
+    head(torch.randn(N, D), torch.arange(N) % C).backward()
+    optimizer.step()
+    weights = heads.weights_of(head, optimizer)
+    again = heads.head_from(weights, "arcface", row_terms=[RingLoss()])
+    other = torch.optim.SGD(again.parameters(), lr=0.1, momentum=0.9)
+    heads.restore_optimizer(other, again, weights)
+    for mine, theirs in zip(again.parameters(), head.parameters(), strict=True):
+        ours, right = other.state[mine]["momentum_buffer"], optimizer.state[theirs]["momentum_buffer"]
+        assert torch.equal(ours, right)

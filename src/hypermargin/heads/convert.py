@@ -132,7 +132,7 @@ def restore_optimizer(optimizer: Optimizer | Sequence[Optimizer], head: MarginHe
     }
     parameters, new = dict(head.named_parameters()), []
     for name, tensor in found.items():
-        owner, _, key = name.removeprefix("optimizer.").partition(".")
+        owner, _, key = name.removeprefix("optimizer.").rpartition(".")
         parameter = parameters.get(owner)
         if parameter is None or id(parameter) not in holders:
             raise ValueError(f"weights hold {name}, but optimizer does not hold head.{owner}.")
