@@ -1268,3 +1268,9 @@ def test_the_optimiser_of_a_row_term_comes_back():
     for mine, theirs in zip(again.parameters(), head.parameters(), strict=True):
         ours, right = other.state[mine]["momentum_buffer"], optimizer.state[theirs]["momentum_buffer"]
         assert torch.equal(ours, right)
+
+
+def test_offsets_that_are_given_go_before_those_of_the_file():
+    weights = heads.weights_of(create_head("arcface", D, C, class_offsets=[1.0] * C))
+    assert torch.equal(heads.head_from(weights, "arcface").offsets, torch.ones(C))
+    assert torch.equal(heads.head_from(weights, "arcface", class_offsets=[2.0] * C).offsets, torch.full((C,), 2.0))
