@@ -1274,3 +1274,13 @@ def test_offsets_that_are_given_go_before_those_of_the_file():
     weights = heads.weights_of(create_head("arcface", D, C, class_offsets=[1.0] * C))
     assert torch.equal(heads.head_from(weights, "arcface").offsets, torch.ones(C))
     assert torch.equal(heads.head_from(weights, "arcface", class_offsets=[2.0] * C).offsets, torch.full((C,), 2.0))
+
+
+def test_a_shared_bias_goes_to_a_linear_layer(tmp_path):
+    head = MarginHead(D, C, NoMargin(), bias="shared", unit_features=False, unit_weight=False)
+    head.bias.data.fill_(0.5)
+    heads.write(head, tmp_path / "linear.pt", format="linear")
+    linear = nn.Linear(D, C)
+    linear.load_state_dict(torch.load(tmp_path / "linear.pt", weights_only=True))
+    x = torch.randn(N, D)
+    torch.testing.assert_close(linear(x), head(x))
