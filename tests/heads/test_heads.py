@@ -1284,3 +1284,15 @@ def test_a_shared_bias_goes_to_a_linear_layer(tmp_path):
     linear.load_state_dict(torch.load(tmp_path / "linear.pt", weights_only=True))
     x = torch.randn(N, D)
     torch.testing.assert_close(linear(x), head(x))
+
+
+def test_a_head_whose_classes_have_changed_can_be_reset():
+    head = MarginHead(D, C, CosFace(), scale="adacos", class_margins=[0.1] * C, class_offsets=[1.0] * C)
+    heads.add_classes(head, 2, m=0.2)
+    head.m.data.zero_()
+    head.reset_parameters()
+    torch.testing.assert_close(head.m, torch.tensor([0.1] * C + [0.2] * 2))
+    assert head.offsets.tolist() == [1.0] * C + [0.0] * 2
+    assert head.scale.item() == pytest.approx(adacos_scale(C + 2))
+    for part in (*heads.split(head, 2), heads.join(heads.split(head, 2))):
+        part.reset_parameters()

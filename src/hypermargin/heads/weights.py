@@ -112,6 +112,8 @@ def refuse_centres(head: MarginHead) -> None:
         )
 
 
-def set_classes(head: MarginHead, classes: int) -> None:
-    """Tell a head how many classes it holds now."""
-    head.settings = dataclasses.replace(head.settings, classes=classes)
+def set_classes(head: MarginHead, rows: dict[str, Tensor]) -> None:
+    """Tell a head how many classes it holds now, and what `reset_parameters` sets their m and offsets to."""
+    head.settings = dataclasses.replace(head.settings, classes=len(rows["weight"]))
+    for name in rows.keys() & head._first.keys():
+        head._first[name] = rows[name].detach().cpu().clone()
