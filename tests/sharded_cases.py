@@ -412,6 +412,11 @@ def first_weights_do_not_depend_on_the_ranks(ranks):
         assert not other.weight.numel() or not torch.equal(head.weight, other.weight)
     assert abs(float(whole.norm(dim=1).square().mean()) - 1) < 0.1
     assert len(whole.unique(dim=0)) == classes
+    whole = torch.empty(3 * 700, D)
+    hm.parallel.Sharded(700).first_weights(whole, D**-0.5)
+    head = hm.MarginHead(D, 700, ArcFace(), scale=8.0, centres=3, shard=hm.Shard(ranks.group))
+    assert torch.equal(head.weight.data, whole[ranks.weight_rows(head)])
+    assert len(whole.unique(dim=0)) == len(whole)
 
 
 @case(1, 3)

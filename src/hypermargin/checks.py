@@ -176,8 +176,7 @@ def loss_options(
 ) -> None:
     """Require valid values for the options that every loss takes."""
     margin_object(margin)
-    if not hasattr(rule, "aggregate") or isinstance(rule, type):
-        raise TypeError(f"rule must be a Rule such as rules.MVSoftmax(t=0.2); got {rule!r}.")
+    rule_object(rule)
     if gradient not in ("exact", "straight"):
         one_of("gradient", gradient, ("exact", "straight"))
     if reduction not in ("mean", "sum", "none"):
@@ -186,6 +185,13 @@ def loss_options(
         in_range("label_smoothing", label_smoothing, 0.0, 1.0)
     if not isinstance(lam, Tensor) and lam != 0.0:
         in_range("lam", lam, 0.0, math.inf)
+
+
+def rule_object(rule: object) -> None:
+    """Require a Rule."""
+    if not hasattr(rule, "aggregate") or isinstance(rule, type):
+        hint = " Make one of it: add ()." if isinstance(rule, type) else ""
+        raise TypeError(f"rule must be a Rule such as rules.MVSoftmax(t=0.2); got {rule!r}.{hint}")
 
 
 def margin_object(margin: object) -> None:

@@ -139,6 +139,7 @@ def create_head(name: str, dim: int, classes: int, **overrides: Unpack[HeadOverr
     }
     parts: dict[str, Any] = {"margin": given.pop("margin", recipe.margin), "rule": given.pop("rule", SOFTMAX)}
     checks.margin_object(parts["margin"])
+    checks.rule_object(parts["rule"])
     if isinstance(given.get("scale"), str):  # a rule sets s, so the recipe must not learn it as well
         settings["learn_scale"] = False
         settings["scale_floor"] = None

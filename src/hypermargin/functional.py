@@ -163,12 +163,12 @@ class _Psi(NamedTuple):
             lift = lift / (1 + self.lam)
         return lift.detach() if self.gradient == "straight" else lift
 
-    @torch.no_grad()
     def ahead(self, rows: ScaledRows, table: ClassTable) -> Tensor:
         """Return the margined cosine of the first label, (N, 1), before the pass over the classes."""
-        w = widen(table.label_rows(table.weight), rows.f.dtype)
-        angle = target_of(rows, unit(w) if table.unit else w, table).angle
-        return (angle.cos() + self.lift(angle))[:, :1]
+        with torch.no_grad():  # as a decorator, torch.compile could not follow it
+            w = widen(table.label_rows(table.weight), rows.f.dtype)
+            angle = target_of(rows, unit(w) if table.unit else w, table).angle
+            return (angle.cos() + self.lift(angle))[:, :1]
 
 
 def _share(

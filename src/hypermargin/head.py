@@ -136,7 +136,7 @@ class MarginHead(nn.Module):
         self.row_margin = margin.row_margin().to(device)
         self.row_terms = nn.ModuleList(cast("Sequence[nn.Module]", row_terms)).to(device)
         self._set_schedules(schedule, device)
-        self.reset_parameters()
+        self._reset_own()
 
     @property
     def dim(self) -> int:
@@ -154,11 +154,18 @@ class MarginHead(nn.Module):
         return self.settings.margin
 
     def reset_parameters(self) -> None:
-        """Draw new class weights, and set bias, s, m, offsets and the count of sampled steps as at first.
+        """Draw new class weights, and set all other state as at first.
 
         The weights have about unit length and random directions. In a sharded head they come from the shard's seed
         and are the same for every number of ranks.
         """
+        self._reset_own()
+        for module in (*self.row_margin.modules(), *self.row_terms.modules(), *self.schedules.modules()):
+            if hasattr(module, "reset_parameters"):
+                cast("Any", module).reset_parameters()
+
+    def _reset_own(self) -> None:
+        """Reset what is not a part's own: parts that were given keep the state they came with."""
         layout = WHOLE if self.weight.is_meta else self.layout
         layout.first_weights(self.weight, self.dim**-0.5)
         if self.bias is not None:

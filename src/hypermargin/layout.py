@@ -111,6 +111,10 @@ class Layout:
         """Raise unless the weight has the rows of the classes that this process holds."""
         if weight.shape[0] < 1:
             raise ValueError(f"weight must have at least one class; got shape {tuple(weight.shape)}.")
+        if weight.shape[0] % centres:
+            raise ValueError(
+                f"weight must have {centres} rows per class, as centres={centres} says; got {weight.shape[0]} rows."
+            )
 
     def gather(self, check: Callable[[], Batch], asked: str, weight: Tensor) -> Batch:
         """Return the checked batch of all processes, to be scored against the classes held here.

@@ -36,6 +36,10 @@ class Schedule(nn.Module):
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))
         self.driven = False
 
+    def reset_parameters(self) -> None:
+        """Count from the beginning."""
+        self.step.zero_()
+
     def at(self, it: Tensor) -> Adjustment:
         """Return the adjustment in the `it`-th training step, counted from 1."""
         raise NotImplementedError(f"{type(self).__name__} must define at(it)")

@@ -19,8 +19,12 @@ class RingLoss(nn.Module):
         super().__init__()
         checks.positive("RingLoss(weight=…)", weight)
         checks.positive("RingLoss(radius=…)", radius)
-        self.weight = weight
-        self.radius = nn.Parameter(torch.tensor(float(radius)))
+        self.weight, self.first_radius = weight, float(radius)
+        self.radius = nn.Parameter(torch.tensor(self.first_radius))
+
+    def reset_parameters(self) -> None:
+        """Begin anew with the radius that was given."""
+        nn.init.constant_(self.radius, self.first_radius)
 
     def forward(self, rows: RowFacts) -> Tensor:
         """Return (weight/2)·(|x| − r)² of each row, (N,)."""

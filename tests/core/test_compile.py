@@ -9,7 +9,10 @@ import torch.distributed as dist
 from test_head import HEADS, STATEFUL, batch, make
 
 import hypermargin as hm
+from hypermargin import margins, rules
+from hypermargin.backends import Chunked
 from hypermargin.margins import ArcFace, SphereFace
+from hypermargin.terms import RingLoss
 
 WAIT = timedelta(seconds=120)
 SETTINGS = [(name, {}) for name in HEADS if name != "sphereface"] + STATEFUL
@@ -55,6 +58,42 @@ def test_a_training_step_compiles_without_a_graph_break(name, options):
 @pytest.mark.parametrize(("name", "options"), SETTINGS, ids=str)
 def test_a_training_step_compiles_with_inductor(name, options):
     assert_compiles(name, options, "inductor", 1e-4)
+
+
+SLOTS = [
+    {"rule": rules.MVSoftmax()},
+    {"rule": rules.MVSoftmax(0.4, "fixed"), "centres": 2, "learn_scale": True},
+    {"margin": margins.SphereFace2(), "rule": rules.SphereFace2(), "bias": "shared"},
+    {"margin": margins.AdaFace(momentum=0.3), "class_offsets": [0.0, 1.0, 0.0, 2.0, 0.0]},
+    {"row_terms": [RingLoss()], "centres": 2},
+]
+
+
+@pytest.mark.parametrize("backend", ["dense", Chunked(chunk=2)], ids=str)
+def test_every_slot_compiles_without_a_graph_break(backend):
+    x, y = batch()
+    torch._dynamo.reset()
+    for options in SLOTS:
+        eager = make("arcface", scale=8.0, backend=backend, **copy.deepcopy(options))
+        head = copy.deepcopy(eager)
+        expected, state = train(eager, eager, x, y)
+        losses, compiled_state = train(head, torch.compile(head, fullgraph=True, backend="aot_eager"), x, y)
+        torch.testing.assert_close(losses, expected)
+        for key, value in state.items():
+            torch.testing.assert_close(compiled_state[key], value)
+
+
+def test_chunked_compiles_where_nothing_is_learned():
+    """adacos-dynamic looks at the batch without gradients first; so does a compiled evaluation."""
+    torch._dynamo.reset()
+    x, y = batch()
+    eager = make("normface", scale="adacos-dynamic", backend=Chunked(chunk=2))
+    head = copy.deepcopy(eager)
+    step = torch.compile(head, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(step(x, y), eager(x, y))
+    torch.testing.assert_close(head.scale, eager.scale)
+    with torch.no_grad():
+        torch.testing.assert_close(step.eval()(x, y), eager.eval()(x, y))
 
 
 def test_compiled_steps_do_not_recompile_as_schedules_move():

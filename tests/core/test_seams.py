@@ -1,6 +1,7 @@
 """The six slots, each filled with something real and held against a formula written out independently here."""
 
 import copy
+import dataclasses
 import math
 
 import pytest
@@ -326,3 +327,72 @@ def test_files_keep_what_the_slots_hold(tmp_path):
     assert torch.equal(head.offsets, offsets[ids >= 0])
     hm.heads.add_classes(head, 1)
     assert head.offsets[-1] == 0
+
+
+def test_a_rule_that_is_written_anew_is_computed_anew():
+    def written(factor):
+        @rules.register("tried in a notebook")
+        @dataclasses.dataclass(frozen=True)
+        class Tried(rules.Rule):
+            def rho(self, cosine, threshold):
+                return factor * cosine
+
+            def slope(self, cosine, threshold):
+                return factor * torch.ones_like(cosine)
+
+        return Tried()
+
+    x, W, y = draw()
+    try:
+        for factor in (1.0, 2.0):
+            rule = written(factor)
+            losses = [
+                hm.margin_softmax(x, W, y, ArcFace(), scale=8.0, rule=rule, backend=b) for b in ("dense", "chunked")
+            ]
+            torch.testing.assert_close(*losses)
+    finally:
+        del rules._base.RULES.entries["tried in a notebook"]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_row_that_is_not_finite_does_not_stay_in_adafaces_statistics(bad):
+    x, _, y = draw()
+    head = hm.MarginHead(4, 7, AdaFace(momentum=0.5), scale=8.0, check=False, reduction="none", dtype=torch.float64)
+    without = copy.deepcopy(head)
+    x[2], y_without = bad, y.index_fill(0, torch.tensor([2]), -100)
+    loss, right = head(x, y), without(x, y_without)
+    others = torch.arange(len(y)) != 2
+    torch.testing.assert_close(loss[others], right[others])
+    assert torch.equal(head.row_margin.mean, without.row_margin.mean)
+    assert torch.equal(head.row_margin.deviation, without.row_margin.deviation)
+
+
+def test_a_weight_has_as_many_rows_per_class_as_it_has_centres():
+    x, W, y = draw(C=7)
+    with pytest.raises(ValueError, match=r"weight must have 2 rows per class, as centres=2 says; got 7 rows"):
+        hm.margin_softmax(x, W, y.clamp(max=2), ArcFace(), scale=8.0, centres=2)
+
+
+@pytest.mark.parametrize("rule", ["mv-softmax", MVSoftmax, None], ids=str)
+def test_create_head_says_what_a_rule_is(rule):
+    with pytest.raises(TypeError, match=r"rule must be a Rule such as rules.MVSoftmax"):
+        hm.create_head("arcface", 4, 7, rule=rule)
+
+
+def test_a_head_made_without_memory_begins_as_any_other():
+    options = {"scale": 8.0, "row_terms": [RingLoss(radius=3.0)], "schedule": hm.schedule.MarginWarmup(5)}
+    head = hm.MarginHead(4, 7, AdaFace(), device="meta", **copy.deepcopy(options)).to_empty(device="cpu")
+    with torch.no_grad():
+        for tensor in (*head.parameters(), *head.buffers()):
+            tensor.fill_(77)
+    head.reset_parameters()
+    fresh = hm.MarginHead(4, 7, AdaFace(), **copy.deepcopy(options)).state_dict()
+    assert {k: t.item() for k, t in head.state_dict().items() if k != "weight"} == {
+        k: t.item() for k, t in fresh.items() if k != "weight"
+    }
+
+
+def test_parts_that_are_given_keep_their_state():
+    warm = hm.schedule.MarginWarmup(5)
+    warm.step.fill_(3)
+    assert hm.MarginHead(4, 7, ArcFace(), scale=8.0, schedule=warm).schedules[0].step == 3

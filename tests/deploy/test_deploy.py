@@ -718,3 +718,14 @@ def test_runs_of_own_data_are_exported_with_their_class_names(tmp_path):
     assert flat["input"].startswith("float32 (N, 6)")
     trained = hm.load(tmp_path / "run")
     same(with_torch(tmp_path / "v.pt2")(data.samples[:5]), by_hand(trained, data.samples[:5]))
+
+
+@pytest.mark.parametrize("settings", [{"centres": 2}, {"centres": 3, "bias": True}, {"bias": "shared"}], ids=str)
+def test_a_class_with_several_rows_has_one_probability(tmp_path, settings):
+    trained = made("none", VECTOR, "arcface", **settings)
+    if trained.head.bias is not None:
+        nn.init.normal_(trained.head.bias)
+    whole, raw = graph.Whole(trained, with_head=True), raw_samples(trained, 3)
+    wanted = trained.predict_proba(raw)
+    torch.testing.assert_close(whole(torch.from_numpy(raw))["probability"], wanted)
+    export(trained, tmp_path / "it.pt2", format="torch", with_head=True)

@@ -21,6 +21,7 @@ from hypermargin.heads.insightface import insightface_range
 from hypermargin.heads.look import lengths
 from hypermargin.heads.reading import read_one
 from hypermargin.margins import ArcFace, Combined, CosFace, NoMargin, SphereFace
+from hypermargin.terms import RingLoss
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array_wrap__:DeprecationWarning")  # the peer's own, from numpy 2
 C, D, N = 7, 5, 16
@@ -1245,3 +1246,53 @@ def test_groups_of_pairs():
     pairs = [(1, 5, 0.9), (7, 3, 0.9), (5, 9, 0.9), (2, 3, 0.9)]
     assert heads.groups_of(pairs) == [[1, 5, 9], [2, 3, 7]]
     assert heads.groups_of([]) == []
+
+
+def test_centres_are_not_taken_for_classes(tmp_path):
+    head = MarginHead(D, C, ArcFace(), scale=8.0, centres=2)
+    for change in (heads.weights_of, lambda h: heads.write(h, tmp_path / "head.pt"), lambda h: heads.split(h, 2)):
+        with pytest.raises(ValueError, match=r"head has 2 centres per class"):
+            change(head)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_optimiser_of_a_row_term_comes_back():
+    head = create_head("arcface", D, C, scale=8.0, row_terms=[RingLoss()])
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1, momentum=0.9)
+    head(torch.randn(N, D), torch.arange(N) % C).backward()
+    optimizer.step()
+    weights = heads.weights_of(head, optimizer)
+    again = heads.head_from(weights, "arcface", row_terms=[RingLoss()])
+    other = torch.optim.SGD(again.parameters(), lr=0.1, momentum=0.9)
+    heads.restore_optimizer(other, again, weights)
+    for mine, theirs in zip(again.parameters(), head.parameters(), strict=True):
+        ours, right = other.state[mine]["momentum_buffer"], optimizer.state[theirs]["momentum_buffer"]
+        assert torch.equal(ours, right)
+
+
+def test_offsets_that_are_given_go_before_those_of_the_file():
+    weights = heads.weights_of(create_head("arcface", D, C, class_offsets=[1.0] * C))
+    assert torch.equal(heads.head_from(weights, "arcface").offsets, torch.ones(C))
+    assert torch.equal(heads.head_from(weights, "arcface", class_offsets=[2.0] * C).offsets, torch.full((C,), 2.0))
+
+
+def test_a_shared_bias_goes_to_a_linear_layer(tmp_path):
+    head = MarginHead(D, C, NoMargin(), bias="shared", unit_features=False, unit_weight=False)
+    head.bias.data.fill_(0.5)
+    heads.write(head, tmp_path / "linear.pt", format="linear")
+    linear = nn.Linear(D, C)
+    linear.load_state_dict(torch.load(tmp_path / "linear.pt", weights_only=True))
+    x = torch.randn(N, D)
+    torch.testing.assert_close(linear(x), head(x))
+
+
+def test_a_head_whose_classes_have_changed_can_be_reset():
+    head = MarginHead(D, C, CosFace(), scale="adacos", class_margins=[0.1] * C, class_offsets=[1.0] * C)
+    heads.add_classes(head, 2, m=0.2)
+    head.m.data.zero_()
+    head.reset_parameters()
+    torch.testing.assert_close(head.m, torch.tensor([0.1] * C + [0.2] * 2))
+    assert head.offsets.tolist() == [1.0] * C + [0.0] * 2
+    assert head.scale.item() == pytest.approx(adacos_scale(C + 2))
+    for part in (*heads.split(head, 2), heads.join(heads.split(head, 2))):
+        part.reset_parameters()

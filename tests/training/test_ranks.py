@@ -380,3 +380,15 @@ def test_the_command_asks_for_a_folder(run, monkeypatch):
 def test_settings_that_cannot_be(settings, words):
     with pytest.raises(ValueError, match=words):
         Config(**settings)
+
+
+def refused(folder):
+    try:
+        team.run({"head": "arcface", "set": {"centres": 2}}, folder)
+    except ValueError as error:
+        return str(error)
+
+
+def test_centres_are_refused_before_a_checkpoint_could_lose_them(tmp_path):
+    said = team.ranks(2, "test_ranks", "refused", tmp_path / "run")
+    assert all("set: centres=2 needs all classes in one process" in words for words in said), said

@@ -93,12 +93,20 @@ class Chunked:
         if f.device.type == "cpu" and will_learn and rule.rule.is_softmax:
             held = self.keep * 2**20 // (max(f.shape[0], 1) * f.element_size())
             kept = min(held // chunk * chunk, weight.shape[0])
-        rows, rivals, total, largest, *_ = _Node.apply(
+        # Without a gradient torch.compile cannot follow the node (its context has no proxy then), nor is it needed.
+        run = (
+            blocks.forward if torch.compiler.is_compiling() and not _learns(f, weight, table.bias) else _Node.apply
+        )
+        rows, rivals, total, largest, *_ = run(
             f, weight, table.bias, local, table.unit, rival_sum, hardest, chunk, kept, self.operands or "",
             "" if rule.rule.is_softmax else to_text(rule.rule), rule.length, rule.threshold,
         )  # fmt: skip
         sums = sum_of_rivals(f, total, rows, local, table.bias) if rival_sum else None
         return Rivals(rows, rivals, sums, largest if hardest else None)
+
+
+def _learns(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
 def autocast_operands(device: torch.device) -> str | None:

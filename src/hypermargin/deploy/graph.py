@@ -41,7 +41,10 @@ class Whole(nn.Module):
             weight = head.weight.detach().float()
             # W/|W| and s are settled here, so that neither costs anything later.
             self.weight = unit(weight) if head.settings.unit_weight else weight
-            self.bias = None if head.bias is None else head.bias.detach().float()
+            self.centres = head.settings.centres
+            self.bias = None
+            if head.bias is not None:  # one per row, of one per class or one for all
+                self.bias = head.bias.detach().float().expand(head.classes).repeat_interleave(self.centres)
             self.scale, self.unit_features = float(head.current_scale().detach()), head.settings.unit_features
 
     def forward(self, samples: Tensor) -> dict[str, Tensor]:
@@ -51,7 +54,10 @@ class Whole(nn.Module):
         found = {"embedding": direction.to(self.dtype), "norm": length.squeeze(1)}
         if self.weight is not None:
             f = direction if self.unit_features else x
-            found["probability"] = F.linear(self.scale * f, self.weight, self.bias).softmax(-1)
+            z = F.linear(self.scale * f, self.weight, self.bias)
+            if self.centres > 1:  # a class is as near as its nearest centre
+                z = z.view(z.shape[0], -1, self.centres).amax(-1)
+            found["probability"] = z.softmax(-1)
         return found
 
 

@@ -13,7 +13,7 @@ from hypermargin import checks
 from hypermargin.common.optimizer_state import PER_ELEMENT
 from hypermargin.family import FAMILY, create_head
 from hypermargin.head import MarginHead
-from hypermargin.heads.weights import Weights, by_class
+from hypermargin.heads.weights import Weights, by_class, refuse_centres
 
 Optimizers = Optimizer | Sequence[Optimizer] | None
 
@@ -34,6 +34,7 @@ def weights_of(head: MarginHead, optimizer: Optimizers = None) -> Weights:
     number of ranks.
     """
     checks.instance("head", head, MarginHead, "create_head(…)")
+    refuse_centres(head)
     rows = head.by_class()
     rest = dict(head.state_dict())
     found = {name: rest.pop(name) for name in rows}
@@ -89,7 +90,8 @@ def head_from(weights: Weights, name: str, **overrides: Any) -> MarginHead:
     state = head.state_dict()
     held = head.layout.held(head.classes)
     given = {key: tensor[held.start : held.stop] for key, tensor in rows.items()} | weights.rest
-    mine = {"scale": "scale", "class_margins": "m"}  # what was said here goes before what the file says
+    # What was said here goes before what the file says.
+    mine = {"scale": "scale", "class_margins": "m", "class_offsets": "offsets"}
     said = {key for setting, key in mine.items() if setting in overrides}
     given = {k: t for k, t in given.items() if k not in said and not k.startswith("optimizer.")}
     for key, tensor in given.items():
@@ -131,7 +133,7 @@ def restore_optimizer(optimizer: Optimizer | Sequence[Optimizer], head: MarginHe
     }
     parameters, new = dict(head.named_parameters()), []
     for name, tensor in found.items():
-        owner, _, key = name.removeprefix("optimizer.").partition(".")
+        owner, _, key = name.removeprefix("optimizer.").rpartition(".")
         parameter = parameters.get(owner)
         if parameter is None or id(parameter) not in holders:
             raise ValueError(f"weights hold {name}, but optimizer does not hold head.{owner}.")

@@ -137,7 +137,7 @@ def install(
         if move.state:
             move.optimizer.state[move.new] = move.state
     _scale(target, plan.classes)
-    set_classes(target, plan.classes)
+    set_classes(target, new)
     for name, tensor in new.items():
         setattr(target, name, tensor)
     return plan.new_ids
@@ -184,4 +184,5 @@ def _state(optimizer: Optimizer, group: dict[str, Any], param: Tensor, plan: Pla
 def _scale(head: MarginHead, classes: int) -> None:
     """Set AdaCos's scale anew, which goes by the number of classes."""
     if head.settings.scale == "adacos":
-        head.scale.fill_(adacos_scale(classes))
+        head._first["scale"] = torch.tensor(adacos_scale(classes), device="cpu")
+        head.scale.copy_(head._first["scale"])

@@ -72,7 +72,7 @@ def _with(target: T, rows: dict[str, Tensor]) -> T:
         new = rows[name]
         memo[id(old)] = nn.Parameter(new, old.requires_grad) if isinstance(old, nn.Parameter) else new
     made = copy.deepcopy(shell, memo)
-    set_classes(made, len(rows["weight"]))
+    set_classes(made, rows)
     return made
 
 

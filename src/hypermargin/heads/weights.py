@@ -93,12 +93,8 @@ def by_class(target: MarginHead | Weights) -> dict[str, Tensor]:
             f"expected a MarginHead or heads.Weights; got {type(target).__name__}. heads.from_linear and "
             "heads.from_metric_learning convert what other libraries have."
         )
+    refuse_centres(target)
     rows = target.by_class()
-    if target.settings.centres > 1:
-        raise ValueError(
-            f"head has {target.settings.centres} centres per class; classes can be changed, cut and joined with "
-            "one only."
-        )
     if target.settings.shard is not None or len(rows["weight"]) != target.classes:
         raise ValueError(
             f"head is sharded and holds {len(rows['weight'])} of {target.classes} classes. Write it with "
@@ -107,6 +103,17 @@ def by_class(target: MarginHead | Weights) -> dict[str, Tensor]:
     return rows
 
 
-def set_classes(head: MarginHead, classes: int) -> None:
-    """Tell a head how many classes it holds now."""
-    head.settings = dataclasses.replace(head.settings, classes=classes)
+def refuse_centres(head: MarginHead) -> None:
+    """Raise if a class has several rows: `Weights` and files would take them for as many classes."""
+    if head.settings.centres > 1:
+        raise ValueError(
+            f"head has {head.settings.centres} centres per class; classes can be changed, cut, joined and written "
+            "with one only. Keep head.state_dict() instead."
+        )
+
+
+def set_classes(head: MarginHead, rows: dict[str, Tensor]) -> None:
+    """Tell a head how many classes it holds now, and what `reset_parameters` sets their m and offsets to."""
+    head.settings = dataclasses.replace(head.settings, classes=len(rows["weight"]))
+    for name in rows.keys() & head._first.keys():
+        head._first[name] = rows[name].detach().cpu().clone()

@@ -86,6 +86,8 @@ def write(
                 "or rows_only=True (--rows-only)."
             )
         entries = {name: tensor for name, tensor in entries.items() if name in HOLDS[format]}
+    if format == "linear" and "bias" in entries:  # one that all classes share, too
+        entries["bias"] = entries["bias"].expand(weights.classes).clone()
     _check_finite(weights)
     if format == "metric-learning":
         entries = {"W": weights.weight.T}

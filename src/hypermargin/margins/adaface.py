@@ -64,6 +64,12 @@ class NormStatistics(RowMargin):
         self.register_buffer("deviation", torch.tensor(100.0))
         self._next: tuple[Tensor, Tensor] | None = None
 
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Begin anew, as the paper's code does."""
+        self.mean.fill_(20.0)
+        self.deviation.fill_(100.0)
+
     def forward(self, m: Tensor | None, rows: RowFacts) -> Tensor:
         """Return (m, q) for every row: (N, 1, 2), or (N, L, 2) where m differs by label."""
         norm = rows.norm.detach().clamp(1e-3, 100.0)
@@ -76,7 +82,11 @@ class NormStatistics(RowMargin):
         return torch.stack((m + 0 * q, q + 0 * m), -1)
 
     def _moved(self, norm: Tensor, used: Tensor, mean: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the statistics after this batch; fewer than two rows have no deviation and change nothing."""
+        """Return the statistics after this batch; fewer than two rows have no deviation and change nothing.
+
+        A row of NaN, where values are not checked, must not stay in them for ever.
+        """
+        used = used & norm.isfinite()
         count = used.sum()
         average = norm.masked_fill(~used, 0.0).sum() / count.clamp(min=1)
         squares = (norm - average).square().masked_fill(~used, 0.0).sum()

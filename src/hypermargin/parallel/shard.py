@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 # exp(R − bound) ≥ exp(−2·bound), and float64 keeps all its digits down to exp(−708).
 LARGEST_BOUND = 300.0
-_BLOCK = 1024  # classes whose initial weights are drawn together
+_BLOCK = 1024  # rows whose initial weights are drawn together
 
 
 @dataclass(frozen=True)
@@ -327,12 +327,14 @@ class Sharded(Layout):
 
     @torch.no_grad()
     def first_weights(self, weight: Tensor, std: float) -> None:
-        """Draw normal weights in blocks of classes, each with its own seed: the same for any number of ranks."""
+        """Draw normal weights in blocks of rows, each with its own seed: the same for any number of ranks."""
+        centres = weight.shape[0] // max(self.stop - self.start, 1)
+        start, stop = self.start * centres, self.stop * centres
         base = zlib.crc32(f"hypermargin {self.shard.seed}".encode())
         rng = torch.Generator(weight.device)
-        for first in range(self.start // _BLOCK * _BLOCK, self.stop, _BLOCK):
+        for first in range(start // _BLOCK * _BLOCK, stop, _BLOCK):
             rng.manual_seed((base + first // _BLOCK) % 2**32)  # the CPU's generator uses 32 bits; no seed repeats
             drawn = torch.empty(_BLOCK, weight.shape[1], dtype=weight.dtype, device=weight.device)
             drawn.normal_(std=std, generator=rng)
-            low, high = max(first, self.start), min(first + _BLOCK, self.stop)
-            weight[low - self.start : high - self.start] = drawn[low - first : high - first]
+            low, high = max(first, start), min(first + _BLOCK, stop)
+            weight[low - start : high - start] = drawn[low - first : high - first]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -96,6 +97,8 @@ class Rule:
     needs_threshold: ClassVar[bool] = False
     aggregate: ClassVar[Aggregate] = LOG_SUM_EXP
 
+    _text: ClassVar[str] = ""  # of an object, once made: torch.compile guards a word, but cannot write one
+
     is_identity: ClassVar[bool] = True  # ρ(c) = c, so that backends may leave it out; set by __init_subclass__
     is_softmax: ClassVar[bool] = True  # R is the log-sum-exp of the plain logits, which every backend can do
 
@@ -125,6 +128,8 @@ class Rule:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        with contextlib.suppress(TypeError):  # fields that are no text: for backends that need none
+            object.__setattr__(self, "_text", _written(self))
 
 
 class RuleAtRows(NamedTuple):
@@ -167,13 +172,21 @@ def to_text(rule: Rule) -> str:
     """Return a rule as text, because an operation of torch.library takes no Python objects."""
     if get(rule.name) is not type(rule):
         raise ValueError(f"{rule} is not registered. Decorate its class with @hypermargin.rules.register('name').")
+    return rule._text or _written(rule)
+
+
+def _written(rule: Rule) -> str:
     return json.dumps([rule.name, dataclasses.asdict(rule)])  # type: ignore[call-overload]  # rules are dataclasses
 
 
-@functools.lru_cache
 def from_text(text: str) -> Rule:
     """Return the rule that `to_text` wrote."""
-    name, fields = json.loads(text)
-    made: Any = get(name)(**fields)
-    rule: Rule = made
+    kind: Any = get(json.loads(text)[0])
+    return _made(kind, text)
+
+
+@functools.lru_cache
+def _made(kind: Any, text: str) -> Rule:
+    """Make a rule once per class, so that a class written anew in a notebook is not taken for the one before."""
+    rule: Rule = kind(**json.loads(text)[1])
     return rule

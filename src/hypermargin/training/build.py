@@ -133,6 +133,11 @@ def build_head(config: Config, classes: int, *, sharded: bool = False) -> Margin
     if schedules is not None:
         overrides["schedule"] = schedules
     head = create_head(config.head, config.dim, classes, **overrides)
+    if sharded and head.settings.centres > 1:
+        raise ValueError(
+            f"set: centres={head.settings.centres} needs all classes in one process, since the checkpoints of "
+            "several hold one row per class. Start it without torchrun."
+        )
     if config.shard_classes and not sharded:  # one process starts where several would
         Sharded(classes, shard=shard).first_weights(head.weight, head.dim**-0.5)
     # The loop looks at every loss itself, and can say more than the head about a bad one.
