@@ -92,8 +92,10 @@ class Chunked:
         if f.device.type == "cpu" and will_learn and rule.rule.is_softmax:
             held = self.keep * 2**20 // (max(f.shape[0], 1) * f.element_size())
             kept = min(held // chunk * chunk, weight.shape[0])
-        # Without a gradient torch.compile cannot follow the node (its context has no proxy then), nor is it needed.
-        run = blocks.forward if torch.compiler.is_compiling() and not _learns(f, weight, table.bias) else _Node.apply
+        # Without a gradient torch.compile cannot follow the node, nor is it needed.
+        run = (
+            blocks.forward if torch.compiler.is_compiling() and not _learns(f, weight, table.bias) else _Node.apply
+        )
         rows, rivals, total, largest, *_ = run(
             f, weight, table.bias, local, table.unit, rival_sum, hardest, chunk, kept, self.operands or "",
             "" if rule.rule.is_softmax else to_text(rule.rule), rule.length, rule.threshold,

@@ -90,7 +90,8 @@ def head_from(weights: Weights, name: str, **overrides: Any) -> MarginHead:
     state = head.state_dict()
     held = head.layout.held(head.classes)
     given = {key: tensor[held.start : held.stop] for key, tensor in rows.items()} | weights.rest
-    mine = {"scale": "scale", "class_margins": "m", "class_offsets": "offsets"}  # what was said here goes before what the file says
+    # What was said here goes before what the file says.
+    mine = {"scale": "scale", "class_margins": "m", "class_offsets": "offsets"}
     said = {key for setting, key in mine.items() if setting in overrides}
     given = {k: t for k, t in given.items() if k not in said and not k.startswith("optimizer.")}
     for key, tensor in given.items():
