@@ -134,6 +134,8 @@ class MarginHead(nn.Module):
         self._set_margins(class_margins, device)
         self._set_offsets(class_offsets, device)
         self.row_margin = margin.row_margin().to(device)
+        if not isinstance(row_terms, Sequence) or not all(isinstance(term, nn.Module) for term in row_terms):
+            raise TypeError(f"row_terms must be a list of modules such as [terms.RingLoss()]; got {row_terms!r}.")
         self.row_terms = nn.ModuleList(cast("Sequence[nn.Module]", row_terms)).to(device)
         self._set_schedules(schedule, device)
         self._reset_own()

@@ -13,7 +13,7 @@ from hypermargin.backends import Backend, find_backend
 from hypermargin.checks import Gradient, Reduction
 from hypermargin.margins import Margin
 from hypermargin.parallel import PartialFC, Shard
-from hypermargin.rules import SOFTMAX, Rule
+from hypermargin.rules import LOG_SUM_EXP, SOFTMAX, Rule
 from hypermargin.scales import adacos_scale, needed_scale, smallest_scale
 
 Scale = float | Literal["advised", "adacos", "adacos-dynamic"]
@@ -66,6 +66,11 @@ class HeadSettings:
                 raise ValueError(
                     f"label_smoothing={self.label_smoothing:g} is about every class, and sample={self.sample} "
                     "leaves most out; choose one."
+                )
+            if self.sample.correct and self.rule.aggregate is not LOG_SUM_EXP:
+                raise ValueError(
+                    f"sample={self.sample} raises the logits of a log-sum-exp, and rule={self.rule} has a "
+                    f"{self.rule.aggregate.name}. Leave correct=True out."
                 )
         checks.combination(self.rule, self.unit_weight, self.centres, self.label_smoothing, False, True)
         self._check_scale()

@@ -7,7 +7,8 @@ import torch
 
 import hypermargin as hm
 from hypermargin.margins import ArcFace, CosFace, NoMargin
-from hypermargin.rules import MVSoftmax
+from hypermargin.rules import MVSoftmax, SphereFace2
+from hypermargin.terms import RingLoss
 
 X, W, Y = torch.ones(4, 3), torch.eye(5, 3), torch.tensor([0, 1, 2, 4])
 
@@ -123,6 +124,12 @@ def test_margin_cross_entropy_says_what_is_wrong(cosines, labels, message):
         ({"rule": 3}, TypeError, "rule must be a Rule"),
         ({"rule": MVSoftmax(), "unit_weight": False}, ValueError, "is about cosines, so it needs unit_weight=True"),
         ({"rule": MVSoftmax(), "label_smoothing": 0.1}, ValueError, "is about softmax's logits"),
+        ({"row_terms": RingLoss()}, TypeError, r"row_terms must be a list of modules such as \[terms.RingLoss"),
+        (
+            {"rule": SphereFace2(), "sample": hm.PartialFC(0.5, correct=True)},
+            ValueError,
+            "raises the logits of a log-sum-exp, and rule=.* has a sum of softplus",
+        ),
         ({"centres": 0}, ValueError, "centres must be at least 1"),
         ({"bias": "all"}, ValueError, "bias must be True, False or"),
         ({"class_offsets": [0.0, 1.0]}, ValueError, r"class_offsets must have shape \(5,\), one per class"),

@@ -81,6 +81,8 @@ def test_it_is_refused_for_what_it_does_not_do(named):
         hm.margin_softmax(x, W, y, ArcFace(), scale=8.0, backend=RowByRow)
     with pytest.raises(ValueError, match="backend name 'dense' is taken"):
         register_backend("dense", RowByRow)
+    with pytest.raises(TypeError, match="make must be a function that returns a backend"):
+        register_backend("three", 3)
     with pytest.raises(ValueError, match="must be a word"):
         register_backend("row by row", RowByRow)
     assert isinstance(find_backend("auto").fitted(Call(3, 4, torch.device("cpu"))), hm.backends.Dense)

@@ -396,3 +396,11 @@ def test_parts_that_are_given_keep_their_state():
     warm = hm.schedule.MarginWarmup(5)
     warm.step.fill_(3)
     assert hm.MarginHead(4, 7, ArcFace(), scale=8.0, schedule=warm).schedules[0].step == 3
+
+
+@over_backends
+def test_a_rule_has_a_gradient_at_the_shortest_features(backend):
+    x, W, y = (t.float() if t.is_floating_point() else t for t in draw())
+    x = (x * 1e-40).requires_grad_()
+    loss = hm.margin_softmax(x, W, y, CosFace(), unit_features=False, rule=MVSoftmax(), backend=backend)
+    assert torch.autograd.grad(loss, x)[0].isfinite().all()

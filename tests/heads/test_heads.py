@@ -1296,3 +1296,10 @@ def test_a_head_whose_classes_have_changed_can_be_reset():
     assert head.scale.item() == pytest.approx(adacos_scale(C + 2))
     for part in (*heads.split(head, 2), heads.join(heads.split(head, 2))):
         part.reset_parameters()
+
+
+def test_parts_have_the_scale_of_the_whole_below_its_floor_too():
+    head = MarginHead(D, 40, ArcFace(), scale=3.0, learn_scale=True)
+    parts = heads.split(head, 4)
+    assert {part.current_scale().item() for part in parts} == {head.current_scale().item()}
+    assert heads.join(parts).settings == head.settings

@@ -21,7 +21,9 @@ from torch import nn
 
 import hypermargin as hm
 from hypermargin.training import Config, checkpoint, load, train
+from hypermargin.training.evaluation import Parts, kept_promises
 from hypermargin.training.ranks import Ranks, SyncedBatchNorm, least_rows, sync_batch_norm
+from hypermargin.training.run import read_split
 
 # Each holds something by class, or in common, that must find its way: momentum, averages, a bias, a learned s or m.
 RUNS = {
@@ -392,3 +394,12 @@ def refused(folder):
 def test_centres_are_refused_before_a_checkpoint_could_lose_them(tmp_path):
     said = team.ranks(2, "test_ranks", "refused", tmp_path / "run")
     assert all("set: centres=2 needs all classes in one process" in words for words in said), said
+
+
+def test_centres_are_not_taken_for_the_prototypes_of_classes(tmp_path):
+    settings = {"head": "arcface", "set": {"centres": 2, "scale": 8.0}, "epochs": 1, "shard_classes": None}
+    team.run(settings, tmp_path / "run")
+    trained = load(tmp_path / "run", network=team.network())
+    parts = Parts(trained, team.data(), read_split(tmp_path / "run" / "split.npz"))
+    with pytest.raises(ValueError, match="2 centres per class, so no class has one prototype"):
+        kept_promises(parts)

@@ -80,7 +80,9 @@ _REGISTRY: dict[str, Callable[[], Backend]] = {}
 
 def register_backend(name: str, make: Callable[[], Backend]) -> None:
     """Register a backend under `name`, for every `backend=` and for the command line; `make()` returns one."""
-    if not name.isidentifier():
+    if not callable(make):
+        raise TypeError(f"make must be a function that returns a backend, such as its class; got {make!r}.")
+    if not isinstance(name, str) or not name.isidentifier():
         raise ValueError(f"name must be a word such as 'mine'; got {name!r}.")
     known = _REGISTRY.get(name)
     if known is not None and getattr(known, "__qualname__", name) != getattr(make, "__qualname__", ""):
@@ -99,7 +101,8 @@ def find_backend(backend: str | Backend) -> Backend:
         if backend not in _REGISTRY:
             checks.one_of("backend", backend, backend_names())
         return _REGISTRY[backend]()
-    if isinstance(backend, type) or not (hasattr(backend, "fitted") and hasattr(backend, "explain")):
+    whole = callable(backend) and hasattr(backend, "fitted") and hasattr(backend, "explain")
+    if isinstance(backend, type) or not whole:
         raise TypeError(
             f"backend must be one of {', '.join(map(repr, backend_names()))} or an object with fitted, explain and "
             f"__call__ (see hypermargin.backends.Backend); got {backend!r}."

@@ -93,7 +93,7 @@ class Chunked:
         if f.device.type == "cpu" and will_learn and rule.rule.is_softmax:
             held = self.keep * 2**20 // (max(f.shape[0], 1) * f.element_size())
             kept = min(held // chunk * chunk, weight.shape[0])
-        # Without a gradient torch.compile cannot follow the node (its context has no proxy then), nor is it needed.
+        # Without a gradient torch.compile cannot follow the node, nor is it needed.
         run = (
             blocks.forward if torch.compiler.is_compiling() and not _learns(f, weight, table.bias) else _Node.apply
         )

@@ -17,7 +17,15 @@ from hypermargin.evaluate import Thresholds, Verification, evaluate, from_scores
 from hypermargin.evaluate.files import Scored
 from hypermargin.evaluate.report import SAME_LENGTH, verification_dict, verification_rows
 from hypermargin.training import Trained
-from hypermargin.training.evaluation import Parts, classify, features_of, kept_promises, margin_of, score_pairs
+from hypermargin.training.evaluation import (
+    Parts,
+    classify,
+    features_of,
+    kept_promises,
+    margin_of,
+    prototypes,
+    score_pairs,
+)
 
 
 @dataclass
@@ -46,7 +54,8 @@ class Findings:
             options: dict[str, Any] = {}
             if familiar:
                 head, labels = parts.trained.head, parts.split.targets(labels)
-                options = {"prototypes": head.weight.detach(), "margin": margin_of(head)}
+                if (weight := prototypes(head)) is not None:
+                    options = {"prototypes": weight, "margin": margin_of(head)}
             self.add_samples(features, labels, known, f"the {part} part", **options)
         except ValueError as error:
             if not familiar:

@@ -22,7 +22,7 @@ from hypermargin.plots.angles import AnglesDisplay
 from hypermargin.plots.norms import NormsDisplay
 from hypermargin.plots.snapshots import snapshots
 from hypermargin.plots.verification import ScoresDisplay
-from hypermargin.training import load
+from hypermargin.training import evaluation, load
 from hypermargin.training.evaluation import (
     PARTS,
     Parts,
@@ -90,7 +90,7 @@ def _table(parts: Parts) -> tuple[Numbers, Arrays]:
         numbers["pair_accuracy"] = (tar + 1 - far) / 2 if known.part != "test" else math.nan
     else:
         numbers["accuracy"] = _accuracy(parts)
-        prototypes, targets = head.weight.detach(), parts.split.targets(labels)
+        prototypes, targets = evaluation.prototypes(head), parts.split.targets(labels)
     margin = trained_margin(head)
     if margin is not None and not isinstance(margin, NoMargin):
         met = _met(parts, margin)
@@ -125,7 +125,9 @@ def _met(parts: Parts, margin: Margin) -> float | None:
     """Return the share of training samples that meet the margin."""
     features, rows = parts.features("train")
     head = parts.trained.head
-    weight = head.weight.detach()
+    weight = evaluation.prototypes(head)
+    if weight is None:
+        return None
     targets = parts.split.targets(parts.data.labels)[rows]
     found = prototypes_of(samples(features.to(weight.device), targets, "features"), weight, margin)
     return None if found is None else found.met

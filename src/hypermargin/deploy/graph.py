@@ -56,7 +56,7 @@ class Whole(nn.Module):
             f = direction if self.unit_features else x
             z = F.linear(self.scale * f, self.weight, self.bias)
             if self.centres > 1:  # a class is as near as its nearest centre
-                z = z.view(z.shape[0], -1, self.centres).amax(-1)
+                z = z.reshape(-1, len(self.weight) // self.centres, self.centres).amax(-1)
             found["probability"] = z.softmax(-1)
         return found
 

@@ -32,7 +32,11 @@ def split(target: T, world: int) -> list[T]:
     if world > classes:
         raise ValueError(f"world must be at most the number of classes, {classes}; got {world}.")
     cuts = [slice(*class_range(classes, rank, world)) for rank in range(world)]
-    return [_with(target, {k: t.detach()[cut].clone() for k, t in rows.items()}) for cut in cuts]
+    parts = [_with(target, {k: t.detach()[cut].clone() for k, t in rows.items()}) for cut in cuts]
+    for part in parts:
+        if isinstance(part, MarginHead) and isinstance(target, MarginHead) and part.settings.learn_scale:
+            part.settings = dataclasses.replace(part.settings, scale_floor=target.settings.least_scale)
+    return parts
 
 
 @torch.no_grad()
@@ -54,7 +58,12 @@ def join(parts: Iterable[T]) -> T:
         if rows[k].keys() != rows[0].keys():
             more = sorted(rows[k].keys() - rows[0].keys())
             raise ValueError(f"part {k} also has {', '.join(more)}, which the first has not.")
-    return _with(parts[0], {name: torch.cat([each[name].detach() for each in rows]) for name in rows[0]})
+    whole = _with(parts[0], {name: torch.cat([each[name].detach() for each in rows]) for name in rows[0]})
+    if isinstance(whole, MarginHead) and whole.settings.scale_floor is not None:
+        usual = dataclasses.replace(whole.settings, scale_floor=None)
+        if usual.least_scale == whole.settings.scale_floor:  # the parts of `split` have the floor of the whole
+            whole.settings = usual
+    return whole
 
 
 def _with(target: T, rows: dict[str, Tensor]) -> T:

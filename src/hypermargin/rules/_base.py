@@ -145,9 +145,13 @@ class RuleAtRows(NamedTuple):
         return self.length is None
 
     def cosine(self, z: Tensor) -> Tensor:
-        """Return cos θ; 0 where f is zero."""
+        """Return cos θ; 0 where f is zero, or so short that 1/|f| is infinite."""
         assert self.length is not None
-        return z / self.length.masked_fill(self.length == 0, 1.0)
+        return z / self.length.masked_fill(self._no_direction(), 1.0)
+
+    def _no_direction(self) -> Tensor:
+        assert self.length is not None
+        return self.length < torch.finfo(self.length.dtype).tiny
 
     def rho(self, z: Tensor) -> Tensor:
         """Return |f|·ρ(z/|f|), or z for the identity."""
@@ -156,7 +160,7 @@ class RuleAtRows(NamedTuple):
     def slope(self, z: Tensor) -> Tensor:
         """Return the derivative of `rho` by z; 0 where f is zero."""
         assert self.length is not None
-        return self.rule.slope(self.cosine(z), self.threshold) * (self.length != 0)
+        return self.rule.slope(self.cosine(z), self.threshold) * ~self._no_direction()
 
     def slope_by_length(self, z: Tensor) -> Tensor:
         """Return the derivative of `rho` by |f|, z held fixed: ρ(c) − c·ρ′(c)."""
