@@ -46,6 +46,17 @@ def full_precision(x: Tensor) -> AbstractContextManager[None]:
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
+def apply(node: type[torch.autograd.Function], *inputs: Any) -> Any:
+    """Return node.apply(*inputs), in eager mode without torch's look at the signature of `forward`.
+
+    For a node with `setup_context` torch inspects that signature at every call, 50 µs each, to fill in defaults.
+    Ours have none. Transforms of torch.func and torch.compile take the usual way.
+    """
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return node.apply(*inputs)
+    return super(torch.autograd.Function, node).apply(*inputs)  # type: ignore[misc]  # it is there, in C
+
+
 class _Widen(torch.autograd.Function):
     """Cast up; on the way back cast down, saturating instead of overflowing to inf."""
 
@@ -89,7 +100,7 @@ def widen(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Return `x` in the wider `dtype`; its gradient saturates at the largest number that x's own dtype holds."""
     if x.dtype == dtype:
         return x
-    result: Tensor = _Widen.apply(x, dtype)
+    result: Tensor = apply(_Widen, x, dtype)
     return result
 
 
@@ -110,7 +121,7 @@ def bounded(x: Tensor, low: float | tuple[float, ...] | None, high: float | tupl
 
     torch.clamp has gradient 0 outside, so a parameter that overshoots would stay outside for ever.
     """
-    result: Tensor = _Bounded.apply(x, constant(low, x), constant(high, x))
+    result: Tensor = apply(_Bounded, x, constant(low, x), constant(high, x))
     return result
 
 
@@ -142,7 +153,7 @@ class _Polar(torch.autograd.Function):
     def backward(ctx: Any, by_unit: Tensor, by_length: Tensor) -> Tensor:
         x, u, length = ctx.saved_tensors
         if torch.is_grad_enabled():  # a second derivative needs u and |x| as functions of x
-            u, length = _Polar.apply(x)
+            u, length = apply(_Polar, x)
         turned = (by_unit - u * (u * by_unit).sum(-1, keepdim=True)) / length.masked_fill(length == 0, math.inf)
         limit = torch.finfo(x.dtype).max
         by_x: Tensor = (turned + u * by_length).clamp(-limit, limit)
@@ -154,7 +165,7 @@ def polar(x: Tensor) -> tuple[Tensor, Tensor]:
 
     Zero rows give 0 with gradient 0. A gradient too large for its type saturates.
     """
-    u, length = _Polar.apply(x)
+    u, length = apply(_Polar, x)
     return u, length
 
 
@@ -197,7 +208,7 @@ def angle_between(u: Tensor, v: Tensor) -> Tensor:
     Zero rows have angle π/2. With tan θ/2 = |u−v|/|u+v|, ∂θ/∂u = (u−v)/(2 tan θ/2) − (u+v)·(tan θ/2)/2, the unit
     tangent up to its sign. Where |u∓v| ≤ 8 eps its direction is rounding noise: gradient 0.
     """
-    result: Tensor = _Angle.apply(u, v)
+    result: Tensor = apply(_Angle, u, v)
     return result
 
 

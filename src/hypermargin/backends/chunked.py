@@ -28,6 +28,7 @@ from hypermargin.backends import blocks
 from hypermargin.backends.base import PLAIN, Call, Rivals
 from hypermargin.backends.dense import differentiable_gradients, sum_of_rivals
 from hypermargin.layout import ClassTable
+from hypermargin.numerics import apply
 from hypermargin.rules import RuleAtRows
 from hypermargin.rules._base import to_text
 
@@ -93,14 +94,13 @@ class Chunked:
         if f.device.type == "cpu" and will_learn and rule.rule.is_softmax:
             held = self.keep * 2**20 // (max(f.shape[0], 1) * f.element_size())
             kept = min(held // chunk * chunk, weight.shape[0])
-        # Without a gradient torch.compile cannot follow the node, nor is it needed.
-        run = (
-            blocks.forward if torch.compiler.is_compiling() and not _learns(f, weight, table.bias) else _Node.apply
-        )
-        rows, rivals, total, largest, *_ = run(
+        inputs = (
             f, weight, table.bias, local, table.unit, rival_sum, hardest, chunk, kept, self.operands or "",
             "" if rule.rule.is_softmax else to_text(rule.rule), rule.length, rule.threshold,
         )  # fmt: skip
+        # Without a gradient torch.compile cannot follow the node, nor is it needed.
+        direct = torch.compiler.is_compiling() and not _learns(f, weight, table.bias)
+        rows, rivals, total, largest, *_ = blocks.forward(*inputs) if direct else apply(_Node, *inputs)
         sums = sum_of_rivals(f, total, rows, local, table.bias) if rival_sum else None
         return Rivals(rows, rivals, sums, largest if hardest else None)
 

@@ -24,6 +24,7 @@ from hypermargin.backends.base import PLAIN, Call, Rivals
 from hypermargin.backends.chunked import autocast_operands
 from hypermargin.backends.dense import differentiable_gradients, sum_of_rivals
 from hypermargin.layout import ClassTable
+from hypermargin.numerics import apply
 from hypermargin.rules import RuleAtRows
 
 if TYPE_CHECKING:
@@ -108,9 +109,9 @@ class Triton:
 
             ensure_tuned(f.shape[0], f.shape[1], cut.operands, f.device)
         will_learn = torch.is_grad_enabled() and (f.requires_grad or weight.requires_grad)
-        rows, rivals, total, largest, *_ = _Node.apply(
-            f.contiguous(), weight.contiguous(), table.bias, local, table.unit, rival_sum, hardest, cut.chunk,
-            cut.kept if will_learn and not hardest else 0, cut.operands, sink,
+        rows, rivals, total, largest, *_ = apply(
+            _Node, f.contiguous(), weight.contiguous(), table.bias, local, table.unit, rival_sum, hardest,
+            cut.chunk, cut.kept if will_learn and not hardest else 0, cut.operands, sink,
         )  # fmt: skip
         sums = sum_of_rivals(f, total, rows, local, table.bias) if rival_sum else None
         return Rivals(rows, rivals, sums, largest if hardest else None)
