@@ -140,7 +140,9 @@ def _plane(folder: Path, parts: Parts) -> tuple[Numbers, Arrays]:
     arrays = {
         "epochs": np.array([frame.name for frame in frames]),
         "features": np.stack([frame.features[rows].numpy() for frame in frames]),
-        "prototypes": np.stack([frame.prototypes.numpy() for frame in frames if frame.prototypes is not None]),
+        "prototypes": np.stack(
+            [np.zeros((0, 2)) if f.prototypes is None else f.prototypes.numpy() for f in frames]
+        ),
         "labels": frames[0].labels[rows],
         "names": np.array(parts.trained.classes),
     }

@@ -106,7 +106,8 @@ def _look(parts: Parts, part: str, name: str, step: int) -> Snapshot:
     if parts.split.open_set and part != "train":
         return Snapshot(name, step, features, labels, None, tuple(parts.data.classes))
     targets = parts.split.targets(labels)
-    return Snapshot(name, step, features, targets, effective(head), parts.trained.classes)
+    prototypes = effective(head) if head.settings.centres == 1 else None  # else no row stands for its class
+    return Snapshot(name, step, features, targets, prototypes, parts.trained.classes)
 
 
 def effective(head: MarginHead) -> Tensor:
