@@ -14,6 +14,7 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
+from row_by_row import RowByRow
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -166,7 +167,9 @@ def every_margin(ranks):
 
 @case(2)
 def every_backend(ranks):
-    for backend, unit in itertools.product(("dense", Chunked(chunk=2), Chunked(chunk=2, keep=0)), (True, False)):
+    for backend, unit in itertools.product(
+        ("dense", Chunked(chunk=2), Chunked(chunk=2, keep=0), RowByRow()), (True, False)
+    ):
         agree(ranks, CosFace(), scale=8.0, backend=backend, unit_weight=unit, bias=not unit, classes=11)
 
 
