@@ -90,8 +90,7 @@ class Chunked:
         weight, chunk = table.weight, self.chunk or chunk_for(f.shape[0], table.weight.shape[0], f.device)
         local = table.local if table.inside is None else table.local.masked_fill(~table.inside, -1)  # in no block
         kept = 0
-        will_learn = torch.is_grad_enabled() and (f.requires_grad or weight.requires_grad)
-        if f.device.type == "cpu" and will_learn and rule.rule.is_softmax:
+        if f.device.type == "cpu" and learns(f, weight) and rule.rule.is_softmax:
             held = self.keep * 2**20 // (max(f.shape[0], 1) * f.element_size())
             kept = min(held // chunk * chunk, weight.shape[0])
         inputs = (
@@ -99,13 +98,14 @@ class Chunked:
             "" if rule.rule.is_softmax else to_text(rule.rule), rule.length, rule.threshold,
         )  # fmt: skip
         # Without a gradient torch.compile cannot follow the node, nor is it needed.
-        direct = torch.compiler.is_compiling() and not _learns(f, weight, table.bias)
+        direct = torch.compiler.is_compiling() and not learns(f, weight, table.bias)
         rows, rivals, total, largest, *_ = blocks.forward(*inputs) if direct else apply(_Node, *inputs)
         sums = sum_of_rivals(f, total, rows, local, table.bias) if rival_sum else None
         return Rivals(rows, rivals, sums, largest if hardest else None)
 
 
-def _learns(*tensors: Tensor | None) -> bool:
+def learns(*tensors: Tensor | None) -> bool:
+    """Tell whether autograd will want a gradient by any of these."""
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from hypermargin import checks
 from hypermargin.backends.base import PLAIN, Call, Rivals
-from hypermargin.backends.chunked import autocast_operands
+from hypermargin.backends.chunked import autocast_operands, learns
 from hypermargin.backends.dense import differentiable_gradients, sum_of_rivals
 from hypermargin.layout import ClassTable
 from hypermargin.numerics import apply
@@ -108,11 +108,17 @@ class Triton:
             from hypermargin.backends.fused.tune import ensure_tuned
 
             ensure_tuned(f.shape[0], f.shape[1], cut.operands, f.device)
-        will_learn = torch.is_grad_enabled() and (f.requires_grad or weight.requires_grad)
-        rows, rivals, total, largest, *_ = apply(
-            _Node, f.contiguous(), weight.contiguous(), table.bias, local, table.unit, rival_sum, hardest,
-            cut.chunk, cut.kept if will_learn and not hardest else 0, cut.operands, sink,
+        inputs = (
+            f.contiguous(), weight.contiguous(), table.bias, local, table.unit, rival_sum, hardest, cut.chunk,
+            cut.kept if learns(f, weight) and not hardest else 0, cut.operands,
         )  # fmt: skip
+        if torch.compiler.is_compiling() and not learns(f, weight, table.bias):
+            # Without a gradient torch.compile cannot follow the node, nor is it needed.
+            from hypermargin.backends.fused import ops
+
+            rows, rivals, total, largest, *_ = ops.forward_op(*inputs)
+        else:
+            rows, rivals, total, largest, *_ = apply(_Node, *inputs, sink)
         sums = sum_of_rivals(f, total, rows, local, table.bias) if rival_sum else None
         return Rivals(rows, rivals, sums, largest if hardest else None)
 
