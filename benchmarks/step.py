@@ -109,7 +109,8 @@ class Setup:
         head = build_head(config, self.case.classes)
         lr, decay = cast(float, config.lr), cast(float, config.weight_decay)
         optimizer = create_optimizer(network, head, name="adamw", lr=lr, weight_decay=decay)
-        parameters = [*network.parameters(), *head.parameters()]
+        # In the optimiser's order, as the trainer adds up their squares: another would round the norm differently.
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
         samples, labels = torch.from_numpy(np.asarray(self.data.samples)), torch.from_numpy(self.data.labels)
         scaling = Scaling.fit(self.data, np.arange(self.rows), as_they_are=config.model == "none")
         augment = Augment.parse(self.case.augment)

@@ -475,7 +475,7 @@ def a_refused_batch_is_refused_by_all(ranks):
         others = f"on ranks {list(range(ranks.world - 1))}; "
         for call, *words in (
             (lambda: many(x.float() if last else x, y), "torch.float64 features", "torch.float32 features"),
-            (lambda: many(x, y, mix=(y, 0.5) if last else None), "1 labels a row", "2 labels a row"),
+            (lambda: many(x, y, mix=(y, 0.5) if last else None), "1 labels per row", "2 labels per row"),
             (lambda: many.logits(x) if last else many(x, y), "got loss (mean)", "; logits"),
             (lambda: sampled.train(last)(x, y), "got loss (mean)", "; loss (mean), sampled"),
         ):

@@ -41,11 +41,10 @@ def test_the_trainer_and_the_bare_loop_reach_the_same_weights(case):
         assert (seconds > 0).all()
         reached.append(list(network.parameters()))
         assert not any(torch.equal(*pair) for pair in zip(start, reached[-1], strict=True))
-    for first, bare, repeatable, ours in zip(start, *reached, strict=True):
+    for bare, repeatable, ours in zip(*reached, strict=True):
         torch.testing.assert_close(repeatable, bare)
-        # The trainer's clipping rounds the last bit its own way, after which max-pooling may take another pixel:
-        # so the difference is held against the way the weights have gone.
-        assert (ours - bare).norm() < 0.01 * (bare - first).norm()
+        # The same operations on the same shapes in the same order: equal to the bit, on every machine.
+        assert torch.equal(ours, repeatable)
     assert not torch.are_deterministic_algorithms_enabled()
 
 

@@ -332,7 +332,7 @@ def test_npz_rows_with_nan(tmp_path):
     [
         ({"a": noise(5, 2), "y": LABELS}, ["no array named images", "a (5, 2) uint8; y (5,) int64", "samples_key"]),
         ({"x": noise(5, 2), "b": LABELS}, ["no array named labels", "b (5,) int64", "labels_key"]),
-        ({"x": noise(5, 2), "y": LABELS[:4]}, ["labels must have shape (5,), one a sample; got (4,)"]),
+        ({"x": noise(5, 2), "y": LABELS[:4]}, ["labels must have shape (5,), one per sample; got (4,)"]),
         ({"x": noise(5, 2), "y": np.eye(5, dtype=int)}, ["labels must have shape (5,)", "argmax(1)"]),
         ({"x": noise(5, 2), "y": LABELS / 2}, ["labels must be integers or strings; got float64", "astype(int)"]),
         ({"x": noise(5, 2), "y": LABELS, "split": LABELS}, ["split must be train, test or val", "got '3'"]),

@@ -190,7 +190,7 @@ zero[2], nan[1, 0], inf[3, 2] = 0, math.nan, math.inf
         (inf, ids, ValueError, r"embeddings must be finite; got inf at row 3"),
         (ok[:1], ids[:1], ValueError, r"embeddings must have at least 2 rows, to make a pair; got 1"),
         (ok[0], ids, ValueError, r"embeddings must have shape \(rows, dim\); got \(4,\)"),
-        (ok, ids[:3], ValueError, r"labels must have shape \(4,\), one a row of embeddings; got \(3,\)"),
+        (ok, ids[:3], ValueError, r"labels must have shape \(4,\), one per row of embeddings; got \(3,\)"),
         (ok, ids.float(), TypeError, r"labels must be whole numbers or names; got float32"),
         (
             ok,

@@ -971,7 +971,7 @@ def test_files_that_are_not_heads(tmp_path):
         ({"weight": torch.randn(3)}, r"weight must have shape \(classes, dim\), at least \(1, 1\); got \(3,\)"),
         ({"weight": torch.ones(3, 3).long()}, "weight must be of a floating dtype .*; got torch.int64"),
         ({"weight": torch.randn(0, 4)}, r"got \(0, 4\)"),
-        ({"weight": torch.randn(3, 4), "bias": torch.ones(4)}, r"bias must have one row a class, 3; got \(4,\)"),
+        ({"weight": torch.randn(3, 4), "bias": torch.ones(4)}, r"bias must have one row per class, 3; got \(4,\)"),
         (
             {"weight": torch.randn(3, 4), "running_mean": torch.ones(3)},
             "it holds running_mean. If the head is a layer",
@@ -982,10 +982,10 @@ def test_files_that_are_not_heads(tmp_path):
         ({"weight": torch.ones(3, 4).to(torch.float8_e4m3fn)}, "weight must be of a floating dtype"),
         (
             {"weight": torch.randn(3, 4), "bias": torch.ones(3, 2)},
-            r"bias must have one row a class, 3; got \(3, 2\)",
+            r"bias must have one row per class, 3; got \(3, 2\)",
         ),
         ({"weight": torch.randn(3, 4), "bias": torch.ones(3).long()}, "bias must be of a floating dtype"),
-        ({"weight": torch.randn(3, 4), "m": torch.ones(3, 2, 2)}, "m must have one row a class"),
+        ({"weight": torch.randn(3, 4), "m": torch.ones(3, 2, 2)}, "m must have one row per class"),
         ({"weight": torch.randn(3, 4), "classes_held": torch.tensor([0, 4, 9, 0, 3])}, "classes_held must be"),
         ({"weight": torch.randn(3, 4), "classes_held": torch.tensor([0, 3])}, "classes_held must be first, end"),
         (endless, "its dictionaries hold one another without end"),

@@ -15,7 +15,7 @@ from hypermargin.plots import style
 
 DRAWN = {name: picture for name, picture in plots.pictures().items() if not picture.learned}
 over_pictures = pytest.mark.parametrize("name", DRAWN)
-QUICK = ("psi", "caps")  # one pair of axes, and panels
+QUICK = ("psi", "boundary-circle", "caps", "pipeline")  # axes, a circle, panels, and no axes at all
 SOME = [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in DRAWN]
 
 

@@ -297,7 +297,7 @@ def test_what_is_watched(name):
 
 
 def test_logged_loss_is_the_mean_over_rows(tmp_path):
-    """One step a line, so that the lines can be checked against the head at the start."""
+    """One step per line, so that the lines can be checked against the head at the start."""
     data = blobs()
     config = Config(**{**QUICK, "epochs": 1, "log": 1, "batch": 1000, "validation": 0.0, "lr_warmup": 0.0})
     train(config, tmp_path / "run", data=data, quiet=True)

@@ -74,7 +74,7 @@ def from_parts(
         if array is not None and array.shape != samples.shape[:1]:
             hint = " One-hot rows become ids with argmax(1)." if array.ndim == 2 else ""
             raise DataError(
-                f"{name}: {key} must have shape ({len(samples)},), one a sample; got {array.shape}.{hint}"
+                f"{name}: {key} must have shape ({len(samples)},), one per sample; got {array.shape}.{hint}"
             )
     if split is not None and split.dtype.kind not in "iuU":
         raise DataError(f"{name}: split must be integers or strings; got {split.dtype}.")

@@ -66,7 +66,7 @@ def samples(embeddings: Values, labels: Values, name: str = "embeddings", least:
         raise ValueError(f"{name} must have at least {least} rows{why}; got {len(x)}.")
     given = to_numpy(labels)
     if given.shape != (len(x),):
-        raise ValueError(f"labels must have shape ({len(x)},), one a row of {name}; got {given.shape}.")
+        raise ValueError(f"labels must have shape ({len(x)},), one per row of {name}; got {given.shape}.")
     if given.dtype.kind in "fc":
         raise TypeError(f"labels must be whole numbers or names; got {given.dtype}.")
     x = x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)

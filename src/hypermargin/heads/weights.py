@@ -44,7 +44,7 @@ class Weights:
                 raise TypeError(f"{name} must be a plain tensor with values; got a sparse one or one without.")
             numbers = {"bias": (1,), "m": (1, 2), "offsets": (1,)}.get(name, (tensor.dim(),))
             if tensor.dim() not in numbers or len(tensor) != self.classes:
-                raise ValueError(f"{name} must have one row a class, {self.classes}; got {tuple(tensor.shape)}.")
+                raise ValueError(f"{name} must have one row per class, {self.classes}; got {tuple(tensor.shape)}.")
         held = self.rest.get("classes_held")
         if held is not None and (held.shape != (5,) or held[1] - held[0] != self.classes):
             raise ValueError(

@@ -185,7 +185,7 @@ class Sharded(Layout):
             share = share.to(wide) if isinstance(share, Tensor) else x.new_full((), share, dtype=wide)
             by_row["mix weight"] = share.expand(x.shape[0])
         learns = torch.is_grad_enabled()
-        words = [asked, f"{x.dtype} features", f"{mine.y.shape[1]} labels a row"]
+        words = [asked, f"{x.dtype} features", f"{mine.y.shape[1]} labels per row"]
         words += [f"gradients {'on' if learns else 'off'}"]
         words += [] if isinstance(mine.scale, Tensor) else [f"scale {mine.scale:g}"]
         words += [f"{name} by row, {t.dtype}, gradient {t.requires_grad}" for name, t in by_row.items()]
