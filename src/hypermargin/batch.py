@@ -1,4 +1,4 @@
-"""A batch on its way to the loss: the checked inputs, the scaled features, and the geometry of the targets."""
+"""A batch on its way to the loss: checked inputs, scaled features, the geometry of the targets, losses by row."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from hypermargin import checks
-from hypermargin.layout import ClassTable, Layout
-from hypermargin.numerics import angle_between, fit, polar, wide_dtype, widen
+from hypermargin.layout import ClassTable, Layout, Share
+from hypermargin.numerics import angle_between, fit, polar, unit, wide_dtype, widen
 from hypermargin.scales import needed_scale
 
 if TYPE_CHECKING:
-    from hypermargin.margins import Margin
+    from hypermargin.backends import Rivals
+    from hypermargin.margins import Margin, MarginAtRows
+    from hypermargin.rules import Rule
 
 
 class Batch(NamedTuple):
@@ -212,3 +214,57 @@ def target_of(rows: ScaledRows, label_rows: Tensor, table: ClassTable) -> Target
 
         product, angle, norm = pick(product), pick(angle), None if norm is None else pick(norm)
     return Target(product, angle, rows.length if norm is None else rows.length * norm, norm, products)
+
+
+def threshold_of(margin: MarginAtRows, rows: ScaledRows, table: ClassTable) -> Tensor:
+    """Return the margined cosine of the first label, (N, 1), without gradient: what a rule may compare rivals with.
+
+    It is needed before the pass over the classes, so the rows of the labels are looked at once more.
+    """
+    with torch.no_grad():  # as a decorator, torch.compile could not follow it
+        w = widen(table.label_rows(table.weight), rows.f.dtype)
+        angle = target_of(rows, unit(w) if table.unit else w, table).angle
+        return table.own((angle.cos() + margin.lift(angle))[:, :1])
+
+
+def share_of(
+    rivals: Rivals,
+    T: Tensor,
+    own: Target,
+    table: ClassTable,
+    rows: ScaledRows,
+    rule: Rule,
+    row_terms: list[Tensor],
+) -> Share:
+    """Return what the classes held here contribute to every row; 0 for labels that another process holds."""
+    b = None if table.bias is None else table.of_labels(table.bias)
+    as_rival = terms = None
+    if T.shape[1] > 1:  # each label is a rival of the other
+        z = rule.at(rows.length.unsqueeze(-1)).rho(own.products)
+        as_rival = table.own(rule.aggregate.total(z if b is None else z + b.unsqueeze(-1)))
+    if row_terms:
+        every = torch.stack(row_terms).sum(0)
+        terms = table.own(every.unsqueeze(1).expand_as(T))[:, 0]  # only the process with the first label adds them
+    return Share(rivals.rivals, table.own(T if b is None else T + b), as_rival, rivals.rival_sum, terms)
+
+
+def row_losses(rule: Rule, whole: Share, batch: Batch, s: float | Tensor, smoothing: float, classes: int) -> Tensor:
+    """Return link(R, T) + (ε/C)·((C − 1)·T − Σ_{j≠y} z_j) + terms of each row, 0 where it does not count."""
+    # s is a factor of the loss here, and no way to make it smaller.
+    s = s.detach().reshape(-1) if isinstance(s, Tensor) else s
+
+    def of_label(k: int) -> Tensor:
+        R, T, rival_sum = whole.rivals, whole.target[:, k], whole.rival_sum
+        if whole.as_rival is not None:  # mixup: the other label is a rival, unless both are the same class
+            same, other = batch.y[:, 0] == batch.y[:, 1], whole.as_rival[:, 1 - k]
+            R = rule.aggregate.join(R, other.masked_fill(same, rule.aggregate.nothing))
+            rival_sum = None if rival_sum is None else rival_sum + other.masked_fill(same, 0.0)
+        loss = rule.link(R, T, s)
+        return loss if rival_sum is None else loss + smoothing / classes * ((classes - 1) * T - rival_sum)
+
+    loss = of_label(0)
+    if whole.as_rival is not None:
+        share = batch.share.to(loss.dtype) if isinstance(batch.share, Tensor) else batch.share
+        loss = share * loss + (1 - share) * of_label(1)
+    loss = loss if whole.terms is None else loss + whole.terms
+    return loss if batch.used is None else loss.masked_fill(~batch.used, 0.0)

@@ -230,6 +230,40 @@ def combination(
         raise ValueError(f"rule={rule} has a threshold per row, and mix gives a row two targets; choose one.")
 
 
+def class_margins(given: Tensor | Sequence[float] | None, margin: Margin, classes: int) -> Tensor:
+    """Return m of all classes as given, or the margin's own m, on the CPU; require values in its domain."""
+    if margin.m is None:
+        raise ValueError("class_margins and learn_margin need a margin that has an m; NoMargin has none.")
+    if given is None:
+        return torch.tensor(margin.m, device="cpu")
+    low, high = (torch.tensor(bound, device="cpu") for bound in margin.bounds())
+    value = _by_class("class_margins", given, classes, low.shape)
+    bad = ~((value >= low) & (value < high)).reshape(classes, -1).all(1)
+    if bool(bad.any()):
+        row = int(bad.nonzero()[0])
+        raise ValueError(
+            f"class_margins must lie in [{low.tolist()}, {high.tolist()}) for {margin.name}; "
+            f"got {value[row].tolist()} for class {row}."
+        )
+    return value
+
+
+def class_offsets(given: Tensor | Sequence[float], classes: int) -> Tensor:
+    """Return the offsets of all classes, on the CPU; require finite ones."""
+    value = _by_class("class_offsets", given, classes, torch.Size())
+    if not bool(value.isfinite().all()):
+        row = int((~value.isfinite()).nonzero()[0])
+        raise ValueError(f"class_offsets must be finite; got {float(value[row])} for class {row}.")
+    return value
+
+
+def _by_class(name: str, given: Tensor | Sequence[float], classes: int, tail: torch.Size) -> Tensor:
+    value = torch.as_tensor(given, dtype=torch.float32, device="cpu").detach()
+    if tuple(value.shape) != (classes, *tail):
+        raise ValueError(f"{name} must have shape {(classes, *tail)}, one per class; got {tuple(value.shape)}.")
+    return value
+
+
 def label_values(name: str, labels: Tensor, classes: int, ignore_index: int | None = None) -> bool:
     """Require labels in [0, classes) or equal to ignore_index. Return whether all are in [0, classes)."""
     if labels.numel() == 0:

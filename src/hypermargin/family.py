@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any, Unpack
 
 from hypermargin import checks
-from hypermargin.head import MarginHead, setting_names
+from hypermargin.head import MarginHead
 from hypermargin.margins import ArcFace, Combined, CosFace, Margin, NoMargin, SphereFace
 from hypermargin.rules import SOFTMAX
 from hypermargin.schedule import LambdaAnnealing, Schedule
-from hypermargin.settings import HeadOverrides, unknown_setting
+from hypermargin.settings import STATE, HeadOverrides, HeadSettings, setting_names, unknown_setting
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,13 @@ class Recipe:
     learn_scale: bool = False
     scale_floor: float | None = None
     schedule: Callable[[], Schedule] | None = None
+
+    def settings(self, dim: int, classes: int) -> HeadSettings:
+        """Return the settings of such a head, as its paper has them."""
+        return HeadSettings(
+            dim, classes, self.margin, scale=self.scale, bias=self.bias, unit_features=self.unit_features,
+            unit_weight=self.unit_weight, learn_scale=self.learn_scale, scale_floor=self.scale_floor,
+        )  # fmt: skip
 
 
 def _lambda_of_l_softmax() -> Schedule:
@@ -128,33 +135,24 @@ def create_head(name: str, dim: int, classes: int, **overrides: Unpack[HeadOverr
         known = ", ".join(FAMILY)
         raise ValueError(f"unknown head {name!r}; the family has {known}.{checks.near(name, FAMILY)}")
     recipe, given = FAMILY[name], dict[str, Any](overrides)
-    settings: dict[str, Any] = {
-        "scale": recipe.scale,
-        "bias": recipe.bias,
-        "unit_features": recipe.unit_features,
-        "unit_weight": recipe.unit_weight,
-        "learn_scale": recipe.learn_scale,
-        "scale_floor": recipe.scale_floor,
-        "schedule": recipe.schedule and recipe.schedule(),
-    }
     parts: dict[str, Any] = {"margin": given.pop("margin", recipe.margin), "rule": given.pop("rule", SOFTMAX)}
     checks.margin_object(parts["margin"])
     checks.rule_object(parts["rule"])
-    if isinstance(given.get("scale"), str):  # a rule sets s, so the recipe must not learn it as well
-        settings["learn_scale"] = False
-        settings["scale_floor"] = None
-    if "lam" in given or "margin" in overrides:
-        settings["schedule"] = None
-    for key, part in parts.items():
-        fields = {f.name for f in dataclasses.fields(part)}
-        settings[key] = dataclasses.replace(part, **{k: v for k, v in given.items() if k in fields})
     of_parts = dict.fromkeys(f.name for part in parts.values() for f in dataclasses.fields(part))
     of_head = ["margin", *setting_names()]
     for key, value in given.items():
         if key not in of_parts and key not in of_head:
             raise unknown_setting(name, key, value, [*of_parts, *of_head])
-    settings.update((key, value) for key, value in given.items() if key in of_head)
-    return MarginHead(dim, classes, **settings)
+    changes = {key: value for key, value in given.items() if key in of_head and key not in STATE}
+    if isinstance(given.get("scale"), str):  # a rule sets s, so the recipe must not learn it as well
+        changes = {"learn_scale": False, "scale_floor": None} | changes
+    for key, part in parts.items():
+        own = {f.name for f in dataclasses.fields(part)}
+        changes[key] = dataclasses.replace(part, **{k: v for k, v in given.items() if k in own})
+    state = {key: given[key] for key in STATE if key in given}
+    if recipe.schedule and not {"lam", "margin"} & overrides.keys():
+        state.setdefault("schedule", recipe.schedule())
+    return MarginHead.of(dataclasses.replace(recipe.settings(dim, classes), **changes), **state)
 
 
 def as_markdown() -> str:

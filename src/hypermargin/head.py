@@ -13,15 +13,16 @@ from torch import Tensor, nn
 from hypermargin import checks
 from hypermargin.backends import Backend, Triton, find_backend
 from hypermargin.checks import Gradient, Reduction
-from hypermargin.functional import RowTerm, margin_softmax
+from hypermargin.functional import margin_softmax
 from hypermargin.layout import WHOLE, Layout
 from hypermargin.margins import Margin
 from hypermargin.numerics import bounded, constant, snapshot, wide_dtype, widen
 from hypermargin.parallel import PartialFC, Sampled, Shard
 from hypermargin.rules import SOFTMAX, Rule
-from hypermargin.schedule import Adjustment, Alternation, Schedule
+from hypermargin.schedule import Adjustment, Schedule, checked_schedules, combined
 from hypermargin.scores import Scores, adacos_step, logits, scores
-from hypermargin.settings import HeadSettings, Scale, unknown_setting
+from hypermargin.settings import HeadSettings, Scale, setting_names, unknown_setting
+from hypermargin.terms import RowTerm, checked_terms
 
 if TYPE_CHECKING:
     from hypermargin.optim import FusedSGD
@@ -131,14 +132,26 @@ class MarginHead(nn.Module):
             self.bias = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
         # s and m are float32 whatever `dtype` is: they take little memory, and rounding them would change the loss.
         self._hold("scale", torch.tensor(self.settings.first_scale, device="cpu"), device, learned=learn_scale)
-        self._set_margins(class_margins, device)
-        self._set_offsets(class_offsets, device)
+        if class_margins is None and not learn_margin:
+            self.register_buffer("m", None)
+        else:
+            self.margin_bounds = margin.bounds()
+            value = checks.class_margins(class_margins, margin, classes)
+            self._hold("m", value if class_margins is None else self._own(value), device, learned=learn_margin)
+        if class_offsets is None:
+            self.register_buffer("offsets", None)
+        else:
+            self._hold("offsets", self._own(checks.class_offsets(class_offsets, classes)), device)
         self.row_margin = margin.row_margin().to(device)
-        if not isinstance(row_terms, Sequence) or not all(isinstance(term, nn.Module) for term in row_terms):
-            raise TypeError(f"row_terms must be a list of modules such as [terms.RingLoss()]; got {row_terms!r}.")
-        self.row_terms = nn.ModuleList(cast("Sequence[nn.Module]", row_terms)).to(device)
-        self._set_schedules(schedule, device)
+        self.row_terms = nn.ModuleList(checked_terms(row_terms)).to(device)
+        self.schedules = nn.ModuleList(checked_schedules(schedule, unit_weight)).to(device)
         self._reset_own()
+
+    @classmethod
+    def of(cls, settings: HeadSettings, **state: Any) -> MarginHead:
+        """Return a head with these settings; `state` are the arguments that are no settings (schedule, device)."""
+        fields = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+        return cls(**fields, **state)
 
     @property
     def dim(self) -> int:
@@ -176,6 +189,11 @@ class MarginHead(nn.Module):
             for name, value in self._first.items():
                 getattr(self, name).copy_(value)
 
+    def _own(self, by_class: Tensor) -> Tensor:
+        """Return the entries of the classes held here: every rank is given all classes and keeps its own."""
+        held = self.layout.held(self.classes)
+        return by_class[held.start : held.stop].clone()
+
     def _hold(self, name: str, value: Tensor, device: Any, *, learned: bool = False) -> None:
         """Register a few numbers as a parameter or a buffer, which `reset_parameters` sets to `value`."""
         self._first[name] = value
@@ -184,62 +202,6 @@ class MarginHead(nn.Module):
             self.register_parameter(name, nn.Parameter(held))
         else:
             self.register_buffer(name, held)
-
-    def _set_margins(self, class_margins: Tensor | Sequence[float] | None, device: Any) -> None:
-        learned = self.settings.learn_margin
-        if class_margins is None and not learned:
-            self.register_buffer("m", None)
-            return
-        if self.margin.m is None:
-            raise ValueError("class_margins and learn_margin need a margin that has an m; NoMargin has none.")
-        self.margin_bounds = self.margin.bounds()
-        low, high = (torch.tensor(bound, device="cpu") for bound in self.margin_bounds)
-        if class_margins is None:
-            value = torch.tensor(self.margin.m, device="cpu")
-        else:
-            value = self._by_class("class_margins", class_margins, low.shape)
-            bad = ~((value >= low) & (value < high)).reshape(self.classes, -1).all(1)
-            if bool(bad.any()):
-                row = int(bad.nonzero()[0])
-                raise ValueError(
-                    f"class_margins must lie in [{low.tolist()}, {high.tolist()}) for {self.margin.name}; "
-                    f"got {value[row].tolist()} for class {row}."
-                )
-            value = self._own_classes(value)
-        self._hold("m", value, device, learned=learned)
-
-    def _set_offsets(self, class_offsets: Tensor | Sequence[float] | None, device: Any) -> None:
-        if class_offsets is None:
-            self.register_buffer("offsets", None)
-            return
-        value = self._by_class("class_offsets", class_offsets, torch.Size())
-        if not bool(value.isfinite().all()):
-            row = int((~value.isfinite()).nonzero()[0])
-            raise ValueError(f"class_offsets must be finite; got {float(value[row])} for class {row}.")
-        self._hold("offsets", self._own_classes(value), device)
-
-    def _by_class(self, name: str, given: Tensor | Sequence[float], tail: torch.Size) -> Tensor:
-        """Return numbers given by class as a float32 tensor of all classes, on the CPU; raise at a wrong shape."""
-        value = torch.as_tensor(given, dtype=torch.float32, device="cpu").detach()
-        wanted = (self.classes, *tail)
-        if tuple(value.shape) != wanted:
-            raise ValueError(f"{name} must have shape {wanted}, one per class; got {tuple(value.shape)}.")
-        return value
-
-    def _own_classes(self, value: Tensor) -> Tensor:
-        held = self.layout.held(self.classes)
-        return value[held.start : held.stop].clone()  # every rank is given all classes and keeps its own
-
-    def _set_schedules(self, schedule: Schedule | Sequence[Schedule] | None, device: Any) -> None:
-        schedules = [schedule] if isinstance(schedule, Schedule) else list(schedule or ())
-        for each in schedules:
-            checks.instance("schedule", each, Schedule, "schedule.MarginWarmup(steps=1000), or several")
-        if self.settings.unit_weight and any(isinstance(s, Alternation) for s in schedules):
-            raise ValueError(
-                "schedule=Alternation(…) penalises |W|, which unit_weight=True takes out of the loss. "
-                "Use it with unit_weight=False (l-softmax, softmax)."
-            )
-        self.schedules = nn.ModuleList(schedules).to(device)
 
     def step_in_backward(self, optimizer: FusedSGD) -> None:
         """Let an optimiser change the weight in the backward of every training step."""
@@ -279,7 +241,7 @@ class MarginHead(nn.Module):
 
     def current_adjustment(self) -> Adjustment:
         """Return what the schedules ask for at this step, as plain numbers: λ, strength, penalty on |W|²."""
-        return Adjustment(*(float(value) for value in self._adjustment()))
+        return Adjustment(*(float(value) for value in combined(self.schedules, self.training)))
 
     def forward(self, features: Tensor, labels: Tensor | None = None, *, mix: checks.Mix | None = None) -> Tensor:
         """Return the loss; without labels, the logits."""
@@ -287,7 +249,7 @@ class MarginHead(nn.Module):
             return self.logits(features)
         settings, layout = self.settings, self._layout_of_step()
         layout.refuse_ddp(self.weight)
-        adjustment, m, scale = self._adjustment(), self.current_margins(), self.current_scale()
+        adjustment, m, scale = combined(self.schedules, self.training), self.current_margins(), self.current_scale()
         if settings.scale == "adacos-dynamic" and self.training:
             scale = adacos_step(self._scores(features, labels, of_all=True), scale, settings.least_scale)
         loss = margin_softmax(
@@ -302,7 +264,7 @@ class MarginHead(nn.Module):
             rule=settings.rule,
             centres=settings.centres,
             gradient=settings.gradient,
-            m=self._at_strength(m, adjustment.strength) if isinstance(adjustment.strength, Tensor) else m,
+            m=m if isinstance(adjustment.strength, float) else settings.margin.at_strength(m, adjustment.strength),
             lam=adjustment.lam,
             row_margin=self.row_margin,
             row_terms=cast("Sequence[RowTerm]", self.row_terms),
@@ -364,14 +326,8 @@ class MarginHead(nn.Module):
         They are float32 or wider. With a sharded head every rank gets its own rows against all classes, and holds
         the logits of all ranks' rows on the way.
         """
-        return logits(
-            features,
-            self.weight,
-            scale=self.current_scale(),
-            bias=self.bias,
-            layout=self.layout,
-            **self.settings.sides,
-        )
+        scale, sides = self.current_scale(), self.settings.sides
+        return logits(features, self.weight, scale=scale, bias=self.bias, layout=self.layout, **sides)
 
     def predict_proba(self, features: Tensor) -> Tensor:
         """Return (N, C) class probabilities. No label is seen and no margin applied, so rows sum to 1."""
@@ -396,44 +352,8 @@ class MarginHead(nn.Module):
             check=settings.check, backend=settings.backend, layout=self.layout, of_all=of_all,
         )  # fmt: skip
 
-    def _adjustment(self) -> Adjustment:
-        """Return the adjustments of all schedules at this step, combined."""
-        lam: Tensor | float = 0.0
-        strength: Tensor | float = 1.0
-        penalty: Tensor | float = 0.0
-        for schedule in self.schedules:
-            one: Adjustment = schedule(self.training)
-            lam, strength, penalty = lam + one.lam, strength * one.strength, penalty + one.penalty
-        return Adjustment(lam, strength, penalty)
-
-    def _at_strength(self, m: Tensor | None, strength: Tensor) -> Tensor | None:
-        """Return m₀ + strength·(m − m₀), m₀ the m of no margin."""
-        if self.margin.m is None:
-            return m
-        zero = constant(self.margin.zero, strength)
-        full = constant(self.margin.m, strength) if m is None else m
-        return zero + strength * (full - zero)
-
     def extra_repr(self) -> str:
         """Return the settings that matter, on one line."""
-        s, rest = self.settings, ""
-        mode = "learned" if s.learn_scale else s.scale if isinstance(s.scale, str) else "fixed"
-        scale = self._first["scale"] if self.scale.is_meta else self.scale
-        margin = f"{s.margin}" + (", learned" if s.learn_margin else ", by class" if self.m is not None else "")
-        rest += f", rule={s.rule}" if s.rule != SOFTMAX else ""
-        rest += f", centres={s.centres}" if s.centres > 1 else ""
-        held = self.layout.held(s.classes)
-        rest += f", classes {held.start}:{held.stop}" if s.shard is not None else ""
-        rest += f", sample={s.sample}" if s.sample is not None else ""
-        return (
-            f"dim={s.dim}, classes={s.classes}, margin={margin}, scale={float(scale.detach()):.4g} ({mode}), "
-            f"bias={self.bias is not None}, unit_features={s.unit_features}, unit_weight={s.unit_weight}, "
-            f"gradient={s.gradient!r}, backend={s.backend!r}{rest}"
-        )
-
-
-def setting_names() -> list[str]:
-    """Return the keyword arguments of `MarginHead`."""
-    import inspect
-
-    return [p.name for p in inspect.signature(MarginHead).parameters.values() if p.kind is p.KEYWORD_ONLY]
+        scale, held = self._first["scale"] if self.scale.is_meta else self.scale, self.layout.held(self.classes)
+        words = self.settings.in_words(float(scale.detach()), by_class=self.m is not None)
+        return words + (f", classes {held.start}:{held.stop}" if self.settings.shard is not None else "")

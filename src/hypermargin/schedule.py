@@ -8,6 +8,7 @@ after `schedule.drive(optimizer)`, at each step of the optimiser (gradient accum
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -65,6 +66,30 @@ class Schedule(nn.Module):
             self.advance()
 
         return optimizer.register_step_post_hook(after_step)
+
+
+def combined(schedules: Iterable[nn.Module], training: bool) -> Adjustment:
+    """Return the adjustments of several schedules at this step, as one."""
+    lam: Tensor | float = 0.0
+    strength: Tensor | float = 1.0
+    penalty: Tensor | float = 0.0
+    for schedule in schedules:
+        one: Adjustment = schedule(training)
+        lam, strength, penalty = lam + one.lam, strength * one.strength, penalty + one.penalty
+    return Adjustment(lam, strength, penalty)
+
+
+def checked_schedules(schedule: Schedule | Sequence[Schedule] | None, unit_weight: bool) -> list[Schedule]:
+    """Return the schedules given to a head, none, one or several; raise for one that it cannot follow."""
+    found = [schedule] if isinstance(schedule, Schedule) else list(schedule or ())
+    for each in found:
+        checks.instance("schedule", each, Schedule, "schedule.MarginWarmup(steps=1000), or several")
+        if unit_weight and isinstance(each, Alternation):
+            raise ValueError(
+                "schedule=Alternation(…) penalises |W|, which unit_weight=True takes out of the loss. "
+                "Use it with unit_weight=False (l-softmax, softmax)."
+            )
+    return found
 
 
 class LambdaAnnealing(Schedule):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, TypedDict
 
 import torch
@@ -62,17 +62,14 @@ class HeadSettings:
             checks.instance("shard", self.shard, Shard, "Shard() after init_process_group()")
         if self.sample is not None:
             checks.instance("sample", self.sample, PartialFC, "PartialFC(rate=0.1)")
-            if self.label_smoothing:
-                raise ValueError(
-                    f"label_smoothing={self.label_smoothing:g} is about every class, and sample={self.sample} "
-                    "leaves most out; choose one."
-                )
             if self.sample.correct and self.rule.aggregate is not LOG_SUM_EXP:
                 raise ValueError(
                     f"sample={self.sample} raises the logits of a log-sum-exp, and rule={self.rule} has a "
                     f"{self.rule.aggregate.name}. Leave correct=True out."
                 )
-        checks.combination(self.rule, self.unit_weight, self.centres, self.label_smoothing, False, True)
+        checks.combination(
+            self.rule, self.unit_weight, self.centres, self.label_smoothing, False, self.sample is None
+        )
         self._check_scale()
         if self.learn_margin and self.margin.m is None:
             raise ValueError("class_margins and learn_margin need a margin that has an m; NoMargin has none.")
@@ -120,6 +117,19 @@ class HeadSettings:
         """The settings that decide how features and weights are multiplied, as arguments of the functions."""
         return {"unit_features": self.unit_features, "unit_weight": self.unit_weight, "centres": self.centres}
 
+    def in_words(self, scale: float, by_class: bool) -> str:
+        """Return the settings that matter, on one line, with the current s and whether m goes by class."""
+        mode = "learned" if self.learn_scale else self.scale if isinstance(self.scale, str) else "fixed"
+        margin = f"{self.margin}" + (", learned" if self.learn_margin else ", by class" if by_class else "")
+        words = (
+            f"dim={self.dim}, classes={self.classes}, margin={margin}, scale={scale:.4g} ({mode}), "
+            f"bias={bool(self.bias)}, unit_features={self.unit_features}, unit_weight={self.unit_weight}, "
+            f"gradient={self.gradient!r}, backend={self.backend!r}"
+        )
+        words += f", rule={self.rule}" if self.rule != SOFTMAX else ""
+        words += f", centres={self.centres}" if self.centres > 1 else ""
+        return words + (f", sample={self.sample}" if self.sample is not None else "")
+
 
 class HeadOverrides(TypedDict, total=False):
     """The keyword arguments of `create_head`: fields of the margin and the rule, and arguments of `MarginHead`."""
@@ -161,6 +171,15 @@ class HeadOverrides(TypedDict, total=False):
     sample: PartialFC | None
     device: torch.device | str | None
     dtype: torch.dtype | None
+
+
+# Arguments of `MarginHead` that are no settings, because they are tensors, modules or about where they live.
+STATE = ("class_margins", "class_offsets", "schedule", "row_terms", "device", "dtype")
+
+
+def setting_names() -> list[str]:
+    """Return the keyword arguments of `MarginHead`."""
+    return [*(f.name for f in fields(HeadSettings) if f.name not in ("dim", "classes", "margin")), *STATE]
 
 
 # Names that other libraries use, and what they are called here.

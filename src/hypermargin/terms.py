@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Protocol
+
 import torch
 from torch import Tensor, nn
 
 from hypermargin import checks
 from hypermargin.margins import RowFacts
+
+
+class RowTerm(Protocol):
+    """A function that returns a number per row, (N,), from |x| or x, to add to the loss: a feature regulariser."""
+
+    def __call__(self, rows: RowFacts) -> Tensor:
+        """Return the terms of these rows, (N,)."""
+        ...
+
+
+def checked_terms(terms: object) -> list[nn.Module]:
+    """Return the row terms given to a head; require modules, since their parameters are the head's."""
+    if not isinstance(terms, Sequence) or not all(isinstance(term, nn.Module) for term in terms):
+        raise TypeError(f"row_terms must be a list of modules such as [terms.RingLoss()]; got {terms!r}.")
+    return list(terms)
 
 
 class RingLoss(nn.Module):

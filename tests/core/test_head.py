@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 
 import hypermargin as hm
 from hypermargin import schedule as sch
-from hypermargin.head import setting_names
 from hypermargin.margins import ArcFace, Combined, CosFace, NoMargin, SphereFace
-from hypermargin.settings import HeadOverrides
+from hypermargin.settings import STATE, HeadOverrides, setting_names
 
 HEADS = hm.list_heads()
 over_heads = pytest.mark.parametrize("name", HEADS)
@@ -416,8 +415,7 @@ def test_editors_know_every_override():
     }  # Piecewise's function
     arguments = {p.name for p in inspect.signature(hm.MarginHead).parameters.values()} - {"unknown"}
     settled = {field.name for field in dataclasses.fields(hm.HeadSettings)}
-    state = {"class_margins", "class_offsets", "schedule", "row_terms", "device", "dtype"}
-    assert arguments == settled | state
+    assert arguments == settled | set(STATE)
 
 
 def test_settings_are_a_value():

@@ -1,7 +1,7 @@
 """The margins ψ, one file per paper. `names()` lists them, `get(name)` finds one, `@register(name)` adds yours."""
 
 from hypermargin.fields import number_fields
-from hypermargin.margins._base import Margin, RowFacts, RowMargin, g, get, names, register
+from hypermargin.margins._base import Margin, MarginAtRows, RowFacts, RowMargin, g, get, names, register
 from hypermargin.margins.adaface import AdaFace
 from hypermargin.margins.arcface import ArcFace
 from hypermargin.margins.combined import Combined
@@ -17,6 +17,7 @@ __all__ = [
     "Combined",
     "CosFace",
     "Margin",
+    "MarginAtRows",
     "NoMargin",
     "Piecewise",
     "RowFacts",

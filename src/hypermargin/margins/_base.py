@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hypermargin.fields import check_fields, number_fields
-from hypermargin.numerics import guarded_acos
+from hypermargin.numerics import constant, guarded_acos
 from hypermargin.registry import Registry
 
 Numbers = float | tuple[float, ...] | None
@@ -66,6 +66,18 @@ class Margin:
             return tuple(low for low, _ in limits.values()), tuple(high for _, high in limits.values())
         return limits["m"]
 
+    def at(self, m: Tensor | None, lam: float | Tensor, gradient: str) -> MarginAtRows:
+        """Return the margin with what it is told of each row: m, λ, and how its gradient is taken."""
+        return MarginAtRows(self, m, lam, gradient)
+
+    def at_strength(self, m: Tensor | None, strength: Tensor) -> Tensor | None:
+        """Return m₀ + strength·(m − m₀), m₀ the m of no margin; `m` None is the margin's own."""
+        if self.m is None:
+            return m
+        zero = constant(self.zero, strength)
+        full = constant(self.m, strength) if m is None else m
+        return zero + strength * (full - zero)
+
     def row_margin(self) -> RowMargin:
         """Return the module that gives every row its own m; the base's leaves m as it is."""
         return RowMargin()
@@ -76,6 +88,26 @@ class Margin:
             "Per-class, per-row and learned margins are given to the head (class_margins=, learn_margin=True) or "
             "to margin_softmax(m=…).",
         )
+
+
+class MarginAtRows(NamedTuple):
+    """A margin with the m, λ and gradient that it is evaluated with."""
+
+    margin: Margin
+    m: Tensor | None  # broadcasts against angles (N, L); None: the margin's own
+    lam: float | Tensor
+    gradient: str
+
+    def lift(self, at: Tensor, *, is_cosine: bool = False) -> Tensor:
+        """Return what the margin adds to the target's cosine: (ψ − cos θ)/(1 + λ), at angles or at cosines.
+
+        Adding it to the plain product, rather than replacing that by |f||w|ψ, keeps the product's own gradient
+        exact where a zero row leaves the angle without one: a zero-initialised classifier still learns.
+        """
+        lift = self.margin.psi_of_cosine(at, self.m) - at if is_cosine else self.margin.psi(at, self.m) - at.cos()
+        if isinstance(self.lam, Tensor) or self.lam:
+            lift = lift / (1 + self.lam)
+        return lift.detach() if self.gradient == "straight" else lift
 
 
 class RowMargin(nn.Module):
