@@ -251,31 +251,18 @@ class MarginHead(nn.Module):
         layout.refuse_ddp(self.weight)
         adjustment, m, scale = combined(self.schedules, self.training), self.current_margins(), self.current_scale()
         if settings.scale == "adacos-dynamic" and self.training:
-            scale = adacos_step(self._scores(features, labels, of_all=True), scale, settings.least_scale)
+            scale = adacos_step(self.scores(features, labels, of_all=True), scale, settings.least_scale)
+        m_now = m if isinstance(adjustment.strength, float) else settings.margin.at_strength(m, adjustment.strength)
         loss = margin_softmax(
-            features,
-            self.weight,
-            labels,
-            settings.margin,
+            features, self.weight, labels, settings.margin, mix=mix, layout=layout,
+            backend=(self.training and self.training_backend) or settings.backend,
             scale=layout.fixed(scale) if scale is self.scale else scale,
             bias=self.bias if self.offsets is None else self._bias_with_offsets(self.offsets),
-            unit_features=settings.unit_features,
-            unit_weight=settings.unit_weight,
-            rule=settings.rule,
-            centres=settings.centres,
-            gradient=settings.gradient,
-            m=m if isinstance(adjustment.strength, float) else settings.margin.at_strength(m, adjustment.strength),
-            lam=adjustment.lam,
-            row_margin=self.row_margin,
-            row_terms=cast("Sequence[RowTerm]", self.row_terms),
-            ignore_index=settings.ignore_index,
-            label_smoothing=settings.label_smoothing,
-            mix=mix,
-            reduction=settings.reduction,
-            check=settings.check,
-            backend=(self.training and self.training_backend) or settings.backend,
-            layout=layout,
-        )
+            unit_features=settings.unit_features, unit_weight=settings.unit_weight, centres=settings.centres,
+            rule=settings.rule, gradient=settings.gradient, m=m_now, lam=adjustment.lam, row_margin=self.row_margin,
+            row_terms=cast("Sequence[RowTerm]", self.row_terms), label_smoothing=settings.label_smoothing,
+            ignore_index=settings.ignore_index, reduction=settings.reduction, check=settings.check,
+        )  # fmt: skip
         if not self.training:
             return loss
         if (extra := self._beside_the_loss(adjustment, m, scale)) is not None:
@@ -333,23 +320,19 @@ class MarginHead(nn.Module):
         """Return (N, C) class probabilities. No label is seen and no margin applied, so rows sum to 1."""
         return self.logits(features).softmax(-1)
 
-    def scores(self, features: Tensor, labels: Tensor, *, cosines: bool = False) -> Scores:
+    def scores(self, features: Tensor, labels: Tensor, *, cosines: bool = False, of_all: bool = False) -> Scores:
         """Return target and rivals of a batch, for monitoring training; NaN in rows with ignore_index.
 
         Target and rivals are logits, so target > hardest is a right decision. With `cosines` they are cosines, and
-        the nearest rival's angle is acos(hardest).
+        the nearest rival's angle is acos(hardest). A sharded head returns the rank's own rows, or those `of_all`.
         """
-        return self._scores(features, labels, cosines)
-
-    def _scores(self, features: Tensor, labels: Tensor, cosines: bool = False, of_all: bool = False) -> Scores:
         settings, sides = self.settings, self.settings.sides
-        scale: Tensor | float = 1.0 if cosines else self.current_scale()
-        bias: Tensor | None = None if cosines else self.bias
         if cosines:
             sides |= {"unit_features": True, "unit_weight": True}
         return scores(
-            features, self.weight, labels, scale=scale, bias=bias, **sides, ignore_index=settings.ignore_index,
-            check=settings.check, backend=settings.backend, layout=self.layout, of_all=of_all,
+            features, self.weight, labels, scale=1.0 if cosines else self.current_scale(),
+            bias=None if cosines else self.bias, **sides, ignore_index=settings.ignore_index, check=settings.check,
+            backend=settings.backend, layout=self.layout, of_all=of_all,
         )  # fmt: skip
 
     def extra_repr(self) -> str:
