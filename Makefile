@@ -47,14 +47,11 @@ MACHINES := \
 	ATEN_CPU_CAPABILITY=default|MKL_CBWR=COMPATIBLE|ONEDNN_MAX_CPU_ISA=SSE41|OPENBLAS_CORETYPE=Nehalem|OMP_NUM_THREADS=1 \
 	ATEN_CPU_CAPABILITY=avx2|MKL_CBWR=AVX2|ONEDNN_MAX_CPU_ISA=AVX2|OPENBLAS_CORETYPE=Haswell|OMP_NUM_THREADS=2 \
 	OMP_NUM_THREADS=3
-# Where numbers are computed; not the pages and pictures, nor the kernels in Triton's interpreter, which are numpy's.
-NUMBERS := $(addprefix tests/,core parallel heads training evaluate estimator deploy advise data test_stored.py) \
-	--ignore tests/core/test_fused.py
 
-test-machines: $(READY)  ## the tests of numbers as other processors would run them; three times as long
+test-machines: $(READY)  ## the tests as other processors would run them; three times as long
 	@failed=; for machine in $(foreach each,$(MACHINES),'$(each)'); do \
 		echo "== $$machine"; \
-		env $$(echo "$$machine" | tr '|' ' ') $(BIN)/python -m pytest -n 2 --dist loadfile $(NUMBERS) || failed=1; \
+		env $$(echo "$$machine" | tr '|' ' ') $(BIN)/python -m pytest -n 2 --dist loadfile || failed=1; \
 	done; test -z "$$failed"
 
 test-slow: $(READY)  ## the slow tests too (inductor)

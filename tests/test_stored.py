@@ -11,9 +11,11 @@ import pytest
 import team
 import torch
 import torch.distributed as dist
+from typer.main import get_command
 
 import hypermargin as hm
 from hypermargin import evaluate, heads, schedule, training
+from hypermargin.cli import app
 
 STORED = Path(__file__).parent / "stored" / "0.1"
 EXPECTED = json.loads((STORED / "expected.json").read_text())
@@ -187,3 +189,17 @@ def test_one_process_goes_on_with_a_run_of_two_of_0_1(tmp_path, monkeypatch):
     folder = stored_run("ranks", tmp_path)
     resumed(folder)
     check_resumed(folder, "ranks")
+
+
+def test_every_flag_of_0_1_is_still_taken():
+    """All commands but bench, whose benchmarks have left the package."""
+
+    def flags(command, path=()):
+        subcommands = getattr(command, "commands", None)
+        if subcommands:
+            return {k: v for name, each in subcommands.items() for k, v in flags(each, (*path, name)).items()}
+        return {" ".join(path): {flag for p in command.params for flag in (*p.opts, *p.secondary_opts)}}
+
+    today = flags(get_command(app))
+    for command, known in json.loads((STORED / "flags.json").read_text()).items():
+        assert set(known) <= today[command], command

@@ -185,6 +185,11 @@ class Layout:
 WHOLE = Layout()
 
 
+def places(y: Tensor, held: range) -> Tensor:
+    """Return the places of classes in the slice that is held, −1 for those that are not in it."""
+    return (y - held.start).masked_fill((y < held.start) | (y >= held.stop), -1)
+
+
 def rows_of(classes: Tensor, centres: int) -> Tensor:
     """Return the rows (N, L·K) of the weight that belong to classes (N, L); −1 stays −1."""
     if centres == 1:

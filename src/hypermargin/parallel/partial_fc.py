@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from hypermargin import checks
-from hypermargin.layout import ClassTable, Layout, Share, bias_by_row, by_centre, rows_of
+from hypermargin.layout import ClassTable, Layout, Share, bias_by_row, by_centre, places, rows_of
 from hypermargin.parallel.shard import is_in_ddp, never_empty
 from hypermargin.rules import LOG_SUM_EXP, Aggregate
 
@@ -112,13 +112,12 @@ class Sampled(Layout):
         """Return the rows of the drawn classes; the gradients of weight and of a bias per class are sparse."""
         held = self.inner.held(weight.shape[0] // centres)
         sample = draw(self.settings, self.step, held, self.classes(len(held)), batch.y)
-        local = (batch.y - held.start).masked_fill((batch.y < held.start) | (batch.y >= held.stop), -1)
         rows = rows_of(sample.rows.unsqueeze(1), centres).flatten()
         if bias is not None:
             bias = self.shared(bias).expand(len(sample.rows)) if bias.dim() == 0 else sample.of(bias)
         if sample.log_times is not None:
             bias = sample.log_times if bias is None else bias + sample.log_times
-        local = rows_of(sample.find(local), centres)
+        local = rows_of(sample.find(places(batch.y, held)), centres)
         m = None if batch.class_m is None else batch.class_m.index_select(0, sample.rows)
         weight = pick_rows(weight, rows)
         bias, m = bias_by_row(bias, weight, batch, centres), by_centre(m, centres)

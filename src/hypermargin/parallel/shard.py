@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hypermargin import checks
-from hypermargin.layout import ClassTable, Layout, Share, bias_by_row, by_centre, rows_of
+from hypermargin.layout import ClassTable, Layout, Share, bias_by_row, by_centre, places, rows_of
 from hypermargin.numerics import Reading, wide_dtype, widen
 from hypermargin.parallel import messages
 from hypermargin.parallel.messages import Group, Rows, gather_rows, join, own_rows
@@ -217,14 +217,10 @@ class Sharded(Layout):
             return super().table(weight, batch, unit=unit, bias=bias, centres=centres)
         if bias is not None and bias.dim() == 0:
             bias = self.shared(bias)
-        local = rows_of(self.local(batch.y), centres)
+        local = rows_of(places(batch.y, self.held(self.total)), centres)
         found = ClassTable(weight, unit, bias_by_row(bias, weight, batch, centres), local, local >= 0, centres,
                            by_centre(batch.class_m, centres))  # fmt: skip
         return never_empty(found)
-
-    def local(self, y: Tensor) -> Tensor:
-        """Return the places of classes in this rank's slice, −1 for those that are not in it."""
-        return (y - self.start).masked_fill((y < self.start) | (y >= self.stop), -1)
 
     def agree(
         self,
