@@ -94,7 +94,7 @@ def margin_softmax(
                             centres=centres, margin=margin, m=m, mix=mix, ignore_index=ignore_index, check=check),
         f"loss ({reduction})", weight,
     )  # fmt: skip
-    backend = find_backend(backend).fitted(Call.of(batch, weight, layout, rule))
+    backend = find_backend(backend).fitted(Call.of(batch, weight, layout, rule, centres))
     classes = layout.classes(len(weight) // centres)
     with full_precision(features):
         table = layout.table(weight, batch, unit=unit_weight, bias=bias, centres=centres)

@@ -53,7 +53,7 @@ def scores(
                             ignore_index=ignore_index, check=check),
         "scores", weight,
     )  # fmt: skip
-    backend = find_backend(backend).fitted(Call.of(batch, weight, layout))
+    backend = find_backend(backend).fitted(Call.of(batch, weight, layout, centres=centres))
     with full_precision(features):
         table = layout.table(weight, batch, unit=unit_weight, bias=bias, centres=centres)
         rows = scale_rows(batch, table, layout, unit_features=unit_features)

@@ -404,3 +404,19 @@ def test_a_rule_has_a_gradient_at_the_shortest_features(backend):
     x = (x * 1e-40).requires_grad_()
     loss = hm.margin_softmax(x, W, y, CosFace(), unit_features=False, rule=MVSoftmax(), backend=backend)
     assert torch.autograd.grad(loss, x)[0].isfinite().all()
+
+
+def test_a_backend_is_chosen_for_all_centres_of_the_busiest_rank():
+    seen = []
+
+    class Noting(hm.backends.Dense):
+        def fitted(self, call):
+            seen.append(call.classes)
+            return self
+
+    x, W, y = draw(6, 7, 4, K=3)
+    hm.margin_softmax(x, W, y, ArcFace(), scale=8.0, centres=3, backend=Noting())
+    assert seen == [21]
+    layout = hm.parallel.Sharded(7, rank=0, world=2)
+    assert layout.busiest(4) == 4  # 4 and 3 classes: both ranks choose for 4
+    assert hm.parallel.Sharded(7, rank=1, world=2).busiest(3) == 4

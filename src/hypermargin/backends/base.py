@@ -39,11 +39,11 @@ class Call(NamedTuple):
     rule: Rule = SOFTMAX
 
     @staticmethod
-    def of(batch: Batch, weight: Tensor, layout: Layout, rule: Rule = SOFTMAX) -> Call:
+    def of(batch: Batch, weight: Tensor, layout: Layout, rule: Rule = SOFTMAX, centres: int = 1) -> Call:
         """Return the description of the call on a batch; with several ranks, it is the same on each."""
         rows, dim = batch.features.shape
-        classes, dtype = layout.busiest(weight.shape[0]), wide_dtype(batch.features, weight)
-        return Call(rows, classes, weight.device, dtype, dim, rule)
+        classes = layout.busiest(weight.shape[0] // centres) * centres
+        return Call(rows, classes, weight.device, wide_dtype(batch.features, weight), dim, rule)
 
 
 class Backend(Protocol):
