@@ -75,8 +75,13 @@ class Config:
     )
     sample_rate: float = setting(1.0, "share of the classes in a step (Partial FC); below 1 it needs sgd")
     # optimisation
-    epochs: int = setting(20, "passes through the training data")
-    batch: int = setting(128, "samples per batch, of all processes together")
+    epochs: int | None = setting(
+        None,
+        "passes through the training data; default 20, more for small sets, fewer for millions; 0: only measure",
+    )
+    batch: int | None = setting(
+        None, "samples per batch, of all processes together; default 128, 16 to 64 for small sets"
+    )
     accumulate: int = setting(1, "batches per optimiser step")
     optimizer: str = setting("adamw", "adamw or sgd", choices=OPTIMIZERS)
     lr: float | None = setting(None, "learning rate; default 0.002 (adamw), 0.1 (sgd)")
@@ -85,7 +90,7 @@ class Config:
     head_weight_decay: float | None = setting(None, "weight decay of the head; default weight_decay")
     momentum: float = setting(0.9, "of sgd")
     lr_schedule: str = setting("cosine", "how the rate falls", choices=RATES)
-    lr_warmup: float = setting(0.5, "epochs of linear warm-up")
+    lr_warmup: float | None = setting(None, "epochs of linear warm-up; default 0.5, or a fortieth of many epochs")
     lr_power: float = setting(2.0, "power of the polynomial")
     lr_milestones: list[float] = setting(
         [0.5, 0.75, 0.9], "shares of the run after which the rate steps; repeatable"
@@ -103,8 +108,10 @@ class Config:
     threads: int | None = setting(None, "CPU threads; default torch's")
     timeout: float = setting(600.0, "seconds to wait for the other processes of torchrun", free=True)
     watch: int = setting(10, "steps between looks at angles, norms and accuracy")
-    log: int = setting(50, "steps between lines of the log")
-    evaluate: int = setting(1, "epochs between looks at the validation part; 0: only in the end")
+    log: int | None = setting(None, "steps between lines of the log; default 50, or what makes a readable log")
+    evaluate: int | None = setting(
+        None, "epochs between looks at the validation part; default 1, of many a twentieth; 0: only in the end"
+    )
     checkpoint: int = setting(0, "steps between checkpoints besides the one at the end of each epoch", free=True)
     keep: int = setting(3, "checkpoints to keep besides the best", free=True)
     tensorboard: bool = setting(True, "write TensorBoard events", free=True)
@@ -115,15 +122,12 @@ class Config:
             _check_kind(field.name, value, KINDS[field.name])
             if choices:
                 checks.one_of(field.name, value, choices)
-        for name in ("per_identity", "dim", "epochs", "batch", "accumulate", "watch", "log", "keep"):
-            checks.count(name, getattr(self, name))
-        for name in ("seed", "evaluate", "checkpoint"):
-            checks.count(name, getattr(self, name), 0)
-        for name in ("size", "threads"):
+        for name in ("per_identity", "dim", "accumulate", "watch", "keep", "size", "threads", "batch", "log"):
             if getattr(self, name) is not None:
                 checks.count(name, getattr(self, name))
-        if self.workers is not None:
-            checks.count("workers", self.workers, 0)
+        for name in ("seed", "checkpoint", "workers", "epochs", "evaluate"):
+            if getattr(self, name) is not None:
+                checks.count(name, getattr(self, name), 0)
         for name in ("lr", "head_lr", "lr_power"):
             if getattr(self, name) is not None:
                 checks.positive(name, getattr(self, name))
