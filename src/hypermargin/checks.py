@@ -64,7 +64,7 @@ def in_range(name: str, value: float, low: float, high: float, hint: str = "") -
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name} must be a number; got {shown(value)} ({type(value).__name__}).")
     if not low <= value < high or value > LARGEST:
-        raise ValueError(f"{name} must lie in [{low:g}, {high:g}); got {shown(value)}.{hint and ' ' + hint}")
+        raise ValueError(f"{name} must lie in [{low:g}, {high:g}); got {number(value)}.{hint and ' ' + hint}")
 
 
 def positive(name: str, value: float) -> None:
@@ -72,7 +72,7 @@ def positive(name: str, value: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name} must be a number; got {shown(value)} ({type(value).__name__}).")
     if not 0 < value <= LARGEST:
-        raise ValueError(f"{name} must be positive and finite; got {shown(value)}.")
+        raise ValueError(f"{name} must be positive and finite; got {number(value)}.")
 
 
 def yes_or_no(name: str, value: object) -> None:
@@ -81,10 +81,13 @@ def yes_or_no(name: str, value: object) -> None:
         raise TypeError(f"{name} must be true or false; got {shown(value)} ({type(value).__name__}).")
 
 
+def number(value: float) -> str:
+    """Return a number for a message."""
+    return f"{value:g}" if isinstance(value, float) else shown(value)
+
+
 def shown(value: object) -> str:
     """Return a value for a message, on one line and not longer than a line, whatever it is."""
-    if isinstance(value, float):
-        return f"{value:g}"
     if isinstance(value, int) and value.bit_length() > 128:  # Python refuses to print very long ones
         return f"a number of about {round(value.bit_length() * math.log10(2))} digits"
     try:

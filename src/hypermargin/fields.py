@@ -59,4 +59,4 @@ def _check_number(where: str, value: object, meta: Mapping[str, Any], tensors_go
     hint = meta["help"]
     if meta["high"] == math.pi and math.pi < value < 180:
         hint += f" {value:g} degrees are {math.radians(value):.4g}."
-    raise ValueError(f"{where} must lie in {interval}; got {checks.shown(value)}. {hint}")
+    raise ValueError(f"{where} must lie in {interval}; got {checks.number(value)}. {hint}")
