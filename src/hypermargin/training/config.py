@@ -174,6 +174,17 @@ def from_dict(values: dict[str, Any], where: str = "config") -> Config:
     return Config(**values)
 
 
+def read_config(folder: Path) -> Config:
+    """Read the settings of a run."""
+    path = folder / "config.toml"
+    try:
+        return from_dict(read_toml(path), str(path))
+    except TypeError as error:  # what a file holds is a matter of its value
+        raise ValueError(f"{path}: {error}") from None
+    except ValueError as error:
+        raise ValueError(f"{error}" if str(path) in str(error) else f"{path}: {error}") from None
+
+
 def resumed(saved: Config, given: dict[str, Any]) -> Config:
     """Return the settings of a run that goes on: as saved; of those given now, only free ones may differ."""
     free: dict[str, Any] = {}

@@ -2,6 +2,7 @@
 
 RUN/
   config.toml      every setting, as resolved
+  begun.json       proof of who began it, if the settings name code; see trust.py
   run.json         versions, the data's fingerprint, the names of the classes, scaling of the input
   split.npz        which rows train, validate and test
   log.jsonl        the numbers; tensorboard/ has the same
@@ -38,11 +39,12 @@ from hypermargin.files import replacing
 from hypermargin.head import MarginHead
 from hypermargin.training import checkpoint
 from hypermargin.training.build import build_head
-from hypermargin.training.config import Config, from_dict, read_toml
+from hypermargin.training.config import Config, read_config
 from hypermargin.training.models import create_model
 from hypermargin.training.optim import EMA
 from hypermargin.training.ranks import Ranks
 from hypermargin.training.slices import Slices
+from hypermargin.training.trust import code_in
 
 
 class RunError(RuntimeError):
@@ -211,26 +213,33 @@ def load(
     "best" is the checkpoint that did best on the validation part; the last one if there was none. A network that
     was handed to `train` as an object must be handed in again, with any weights.
 
-    Nothing in a run's folder is executed. A run whose model is MODULE:FUNCTION names code to be imported: that is
-    done only with trust=True.
+    Nothing in a run's folder is executed. A run whose model is MODULE:FUNCTION names code to be imported, and
+    options of timm's may name a file, a URL or a function: such a network is built only with trust=True.
     """
     checks.one_of("which", which, ("best", "last"))
     folder = Path(run)
     about = About.read(folder)
-    config = from_dict(read_toml(folder / "config.toml"), str(folder / "config.toml"))
+    config = read_config(folder)
     if network is None and about.network is not None:
         raise RunError(f"{folder} was trained with a network of your own ({about.network}); give it as network=.")
-    model = str(config.model)
-    if network is None and ":" in model and not model.startswith("timm:") and not trust:
+    code = None if network is not None or trust else code_in(config.model, config.model_set)
+    if code is not None:
         raise RunError(
-            f"{folder} names code of its own for the network, {model}. If you know it, load with trust=True, or "
-            "give the network as network=."
+            f"{folder} names {code}. If you know it, add --trust (trust=True in Python), or give the network as "
+            "network=."
         )
-    network = network or create_model(model, about.shape, config.dim, **config.model_set)
+    network = network or create_model(str(config.model), about.shape, config.dim, **without_download(config))
     head = build_head(config, len(about.classes))
     found = find(folder, which)
     restore(found, network, head, averaged=config.ema)
     return Trained(network.to(device).eval(), head.to(device).eval(), config, about, found.step)
+
+
+def without_download(config: Config) -> dict[str, Any]:
+    """Return the options of the network for weights that are there already: timm would fetch others first."""
+    if not str(config.model).startswith("timm:"):
+        return config.model_set
+    return {name: value for name, value in config.model_set.items() if name != "pretrained"}
 
 
 def find(
