@@ -20,9 +20,10 @@ from scipy import stats
 from sklearn.metrics import roc_curve
 
 import hypermargin as hm
+from hypermargin.common.student import two_sided
 from hypermargin.compare import Comparison, Plan, compare, pool
 from hypermargin.compare.measure import trained_margin
-from hypermargin.compare.numbers import MEASURES, chance, column, table, two_sided
+from hypermargin.compare.numbers import MEASURES, chance, column, table
 from hypermargin.compare.reading import reading
 from hypermargin.margins import ArcFace, SphereFace
 from hypermargin.schedule import MarginWarmup

@@ -71,7 +71,9 @@ def run(config: Path | None, out: Path | None, resume: bool, trust: bool, quiet:
     if not first:
         return
     for kind, values in result.metrics.items():
-        typer.echo(f"{kind}: {words(values)}")
+        typer.echo(f"{kind}: {words(values)}  (step {result.step}: {result.why})")
+    for warning in result.warnings if quiet else ():  # else it was said already
+        typer.echo(f"warning: {warning}", err=True)
     typer.echo(f"run: {folder}")
 
 

@@ -23,6 +23,9 @@ from hypermargin.training.values import check_text
 
 HEADS = ("softmax", "normface", "a-softmax", "cosface", "arcface")
 MOST_SEEDS, MOST_HEADS = 1000, 100
+FORMAT = 2
+# What 0.1, whose plans are of format 1, took where a plan says nothing; its runs must go on alike.
+BEFORE = {"epochs": 20, "batch": 128, "lr_warmup": 0.5, "log": 50, "evaluate": 1}
 OWN = ("head", "set", "seed", "threads")  # settings that a comparison decides itself
 
 
@@ -108,14 +111,16 @@ class Plan:
 
     def save(self, out: Path) -> None:
         """Write plan.json."""
-        write_text(out / "plan.json", json.dumps({"format": 1, **dataclasses.asdict(self)}, indent=1))
+        write_text(out / "plan.json", json.dumps({"format": FORMAT, **dataclasses.asdict(self)}, indent=1))
 
     @classmethod
     def read(cls, out: Path) -> Plan:
         """Read plan.json."""
         saved = read_json(out / "plan.json")
         try:
-            saved.pop("format", None)
+            version = saved.pop("format", 1)
+            if version == 1:
+                saved["settings"] = {**BEFORE, **saved["settings"]}
             return cls(**{**saved, "heads": tuple(saved["heads"])})
         except (TypeError, KeyError, ValueError, AttributeError) as error:
             raise RunError(f"{out / 'plan.json'} is damaged: {error}") from None

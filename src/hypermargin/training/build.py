@@ -138,12 +138,12 @@ def build_head(config: Config, classes: int, *, sharded: bool = False) -> Margin
     return head
 
 
-def rate_at(config: Config, step: int, total: int, per_epoch: int) -> float:
+def rate_at(config: Config, step: int, total: int, warmup: int) -> float:
     """Return the factor on the learning rate in a step of `total`."""
     return rate(
         step,
         total=total,
-        warmup=min(total, round(config.lr_warmup * per_epoch)),
+        warmup=min(total, warmup),
         schedule=config.lr_schedule,
         power=config.lr_power,
         milestones=config.lr_milestones,

@@ -87,8 +87,18 @@ class Config:
         1.0, "share of the classes in a step (Partial FC); below 1 it needs sgd", check=_check_sample_rate
     )
     # optimisation
-    epochs: int = setting(20, "passes through the training data", low=1, high=MANY)
-    batch: int = setting(128, "samples per batch, of all processes together", low=1, high=MANY)
+    epochs: int | None = setting(
+        None,
+        "passes through the training data; default 20, more for small sets, fewer for millions; 0: only measure",
+        low=0,
+        high=MANY,
+    )
+    batch: int | None = setting(
+        None,
+        "samples per batch, of all processes together; default 128, 16 to 64 for small sets",
+        low=1,
+        high=MANY,
+    )
     accumulate: int = setting(1, "batches per optimiser step", low=1, high=MANY)
     optimizer: str = setting("adamw", "adamw or sgd", choices=OPTIMIZERS)
     lr: float | None = setting(
@@ -103,7 +113,9 @@ class Config:
     )
     momentum: float = setting(0.9, "of sgd", low=0, high=1.0)
     lr_schedule: str = setting("cosine", "how the rate falls", choices=RATES)
-    lr_warmup: float = setting(0.5, "epochs of linear warm-up", low=0, high=MUCH)
+    lr_warmup: float | None = setting(
+        None, "epochs of linear warm-up; default 0.5, or a fortieth of many epochs", low=0, high=MUCH
+    )
     lr_power: float = setting(2.0, "power of the polynomial", low=0, high=1000.0, above=True)
     lr_milestones: list[float] = setting(
         [0.5, 0.75, 0.9],
@@ -129,8 +141,15 @@ class Config:
         600.0, "seconds to wait for the other processes of torchrun", low=0, high=1e7, above=True, free=True
     )
     watch: int = setting(10, "steps between looks at angles, norms and accuracy", low=1, high=MANY)
-    log: int = setting(50, "steps between lines of the log", low=1, high=MANY)
-    evaluate: int = setting(1, "epochs between looks at the validation part; 0: only in the end", low=0, high=MANY)
+    log: int | None = setting(
+        None, "steps between lines of the log; default 50, or what makes a readable log", low=1, high=MANY
+    )
+    evaluate: int | None = setting(
+        None,
+        "epochs between looks at the validation part; default 1, of many a twentieth; 0: only in the end",
+        low=0,
+        high=MANY,
+    )
     checkpoint: int = setting(
         0, "steps between checkpoints besides the one at the end of each epoch", low=0, high=MANY, free=True
     )

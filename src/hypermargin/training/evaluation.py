@@ -17,7 +17,7 @@ from hypermargin.common.environment import cores
 from hypermargin.common.text import Say
 from hypermargin.data import Data, Feed, Pairs, Split, at_most, decode_once, open_pairs
 from hypermargin.data.base import Rows
-from hypermargin.evaluate import Geometry, Thresholds, geometry, verification
+from hypermargin.evaluate import Geometry, Thresholds, Verification, geometry, verification
 from hypermargin.evaluate.identification import identification
 from hypermargin.head import MarginHead
 from hypermargin.margins import Margin, number_fields
@@ -170,15 +170,16 @@ class Classification:
     confused: tuple[tuple[str, str, int], ...]
 
 
-def compare_all(features: Tensor, labels: Tensor) -> dict[str, float]:
+def compare_all(features: Tensor, labels: Tensor) -> tuple[dict[str, float], Verification]:
     """Compare identities that training did not see: EER, TAR at FAR = 1e-3 and AUC of all pairs, and rank-1."""
     pairs = verification(features, labels)
-    return {
+    values = {
         "eer": pairs.eer,
         "tar": pairs.tar[1e-3],
         "auc": pairs.auc,
         "rank1": identification(features, labels, (1,)).rank[1],
     }
+    return values, pairs
 
 
 @torch.no_grad()

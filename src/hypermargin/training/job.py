@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import os
 import random
@@ -19,6 +20,7 @@ from hypermargin.data import Data, Feed, Pairs, Scaling, Split, decode_once, spl
 from hypermargin.evaluate import from_scores
 from hypermargin.files import write_text
 from hypermargin.training import checkpoint
+from hypermargin.training.budget import decide as decide_budget
 from hypermargin.training.build import build_head, read_data, resolve, resolve_head, start_from
 from hypermargin.training.config import Config, given_in, read_config, resumed
 from hypermargin.training.evaluation import MOST, Parts, check_same, choose_thresholds, read_pairs, score_pairs
@@ -38,6 +40,7 @@ from hypermargin.training.run import (
     save_split,
 )
 from hypermargin.training.trust import code_in, refusal, sign, state_directory
+from hypermargin.training.verdict import judge
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,8 @@ class Result:
     folder: Path
     step: int
     metrics: dict[str, dict[str, float]]  # "test", and each file of pairs
+    why: str = ""  # that step and no other
+    warnings: tuple[str, ...] = ()  # what tells that it is not trained
 
 
 def train(
@@ -125,6 +130,7 @@ def _anew(config: Config, folder: Path, data: Data, network: nn.Module | None, r
     config = resolve(config, data, network, sharded=ranks.world > 1)
     parts = split(data, config.split, validation=config.validation, test=config.test, seed=config.seed)
     config, advised = resolve_head(config, len(parts.classes))
+    config, budget = decide_budget(config, len(parts.train), len(parts.classes))
     scaling = Scaling.fit(data, parts.train, as_they_are=config.model == "none")
     about = describe(data, parts, scaling, network)
     if len(set(ranks.gathered(about.data["fingerprint"]))) > 1:
@@ -133,7 +139,7 @@ def _anew(config: Config, folder: Path, data: Data, network: nn.Module | None, r
     if config.init:
         found = find(Path(config.init), "best")
         start_from(trainer.network, found.weights("network"), config.init)
-    _describe(trainer, bool(advised), tell)
+    _describe(trainer, bool(advised), budget, tell)
 
     def write() -> None:
         write_text(folder / "config.toml", config.to_toml())
@@ -158,8 +164,7 @@ def _again(config: Config, folder: Path, data: Data, network: nn.Module | None, 
         tell(f"{folder} has no checkpoint yet: starting at the beginning.")
         return trainer
     trainer.resume(found)
-    best = trainer.best["step"] if trainer.best else None
-    ranks.lead(lambda: checkpoint.prune(kept, config.keep, best))
+    ranks.lead(lambda: checkpoint.prune(kept, config.keep, trainer.choice.step))
     tell(f"resuming {folder} at step {trainer.step} of {trainer.total}")
     return trainer
 
@@ -204,7 +209,11 @@ def _run(trainer: Trainer, verify: dict[str, Pairs], quiet: bool) -> Result:
     with monitor.running():
         trainer.fit(monitor)
         best = find(folder, "best", held=trainer.held, ranks=ranks)
+        choice = copy.copy(trainer.choice)
         trainer.resume(best)
+        verdict = judge(trainer, choice)
+        for doubt in verdict.warnings:
+            monitor.say(f"warning: {doubt}")
         metrics: dict[str, dict[str, float]] = {}
         if len(trainer.split.test):
             if trainer.split.open_set and len(trainer.split.test) > MOST:
@@ -215,15 +224,16 @@ def _run(trainer: Trainer, verify: dict[str, Pairs], quiet: bool) -> Result:
                 monitor.say(f"the test part cannot be measured: {error}")
         for name, pairs in verify.items():
             metrics[name] = _verify(trainer, pairs)
-        text = json.dumps({"step": best.step, "best": best.state["best"], "metrics": metrics}, indent=1)
+        found = {"step": best.step, "best": choice.summary(), "metrics": metrics}
+        text = json.dumps({**found, "why": verdict.why, "warnings": verdict.warnings}, indent=1)
         ranks.lead(lambda: write_text(folder / "result.json", text))
         ranks.lead(lambda: _save_thresholds(trainer, best.step, monitor.say))
         for kind, values in metrics.items():
-            monitor.record(kind, trainer.total, config.epochs - 1, values)
+            monitor.record(kind, best.step, best.state["epoch"] - 1, values, why=verdict.why)
     left_out = {where: bad for found in ranks.gathered(trainer.feed.bad) for where, bad in found.items()}
     for bad in left_out.values():
         monitor.say(f"left out: {bad}")
-    return Result(folder, best.step, metrics)
+    return Result(folder, best.step, metrics, verdict.why, verdict.warnings)
 
 
 def _read_pairs(config: Config, shape: tuple[int, ...]) -> dict[str, Pairs]:
@@ -255,8 +265,8 @@ def _save_thresholds(trainer: Trainer, step: int, say: Say) -> None:
         say(f"no thresholds saved: {error}")
 
 
-def _describe(trainer: Trainer, advised: bool, tell: Say) -> None:
-    """Say in two lines what is about to be trained."""
+def _describe(trainer: Trainer, advised: bool, budget: str, tell: Say) -> None:
+    """Say in a few lines what is about to be trained."""
     data, parts, config, head = trainer.data, trainer.split, trainer.config, trainer.head
     sizes = [
         f"{len(rows):,} of {len(np.unique(data.labels[rows])):,} {verb}"
@@ -278,4 +288,6 @@ def _describe(trainer: Trainer, advised: bool, tell: Say) -> None:
     why = f" (advised: hypermargin advise --classes {head.classes} --dim {head.dim})" if advised else ""
     tell(f"{config.model}, {size:,} parameters, to {config.dim} dimensions; {config.head}"
          f"{': ' + ', '.join(numbers) if numbers else ''}{why}")  # fmt: skip
+    if budget:
+        tell(budget)
     tell(f"epochs: {config.epochs}, steps in each: {trainer.per_epoch}, on {config.device}, in {trainer.folder}")

@@ -20,10 +20,13 @@ from hypermargin.files import replacing
 from hypermargin.head import MarginHead
 from hypermargin.schedule import Schedule
 from hypermargin.training import checkpoint, watch
+from hypermargin.training.best import Choice
+from hypermargin.training.budget import Budget
 from hypermargin.training.build import rate_at
 from hypermargin.training.checkpoint import Checkpoint, CheckpointError
 from hypermargin.training.config import Config
 from hypermargin.training.evaluation import MOST, compare_all, decide
+from hypermargin.training.look import look_at
 from hypermargin.training.monitor import Monitor
 from hypermargin.training.optim import EMA, clip_gradients, create_optimizer, set_rate
 from hypermargin.training.process import random_states, set_random_states, stop_signals
@@ -31,7 +34,6 @@ from hypermargin.training.ranks import Ranks, least_rows, sync_batch_norm
 from hypermargin.training.slices import Slices, slices_of
 
 Group = tuple[Tensor, Rows]
-MOST_VALIDATED = 5_000  # samples of an open set whose pairs are all compared after an epoch
 
 
 class Interrupted(KeyboardInterrupt):
@@ -53,11 +55,11 @@ class Trainer:
         ranks: Ranks = Ranks(),  # noqa: B008 (frozen)
     ) -> None:
         self.config, self.data, self.split, self.scaling, self.folder = config, data, split, scaling, folder
-        self.ranks, self.device = ranks, ranks.device(config.device)
+        self.ranks, self.device, self.budget = ranks, ranks.device(config.device), Budget.of(config)
         if self.device.type == "cuda" and ranks.world > 1:  # else every process would also open the first GPU
             torch.cuda.set_device(self.device)
         self.network = network = sync_batch_norm(network.to(self.device), ranks, self.device)
-        self.head, self.least = head.to(self.device), min(least_rows(network, ranks), config.batch)
+        self.head, self.least = head.to(self.device), min(least_rows(network, ranks), self.budget.batch)
         # Of several ranks, each measures by itself and all step together.
         self.forward: Callable[[Tensor], Tensor] = torch.compile(network) if config.compile else network
         self.together = ranks.wrapped(network, self.device)
@@ -88,17 +90,17 @@ class Trainer:
         self.targets = split.targets(data.labels)
         self.step = self.epoch = self.position = 0  # optimiser steps done; epoch; batches done in it
         self.window = watch.Window()
-        self.best: dict[str, Any] | None = None
+        self.choice = Choice(head.classes)
         self.unsaved: CheckpointError | None = None
         self.per_epoch = math.ceil(len(self._order(0)) / config.accumulate)
-        self.total = config.epochs * self.per_epoch
+        self.total = self.budget.epochs * self.per_epoch
 
     def _order(self, epoch: int) -> list[Rows]:
         config = self.config
         positions = batches(
             self.targets[self.split.train],
             config.sampling,
-            config.batch,
+            self.budget.batch,
             seed=config.seed,
             epoch=epoch,
             per_identity=config.per_identity,
@@ -112,12 +114,16 @@ class Trainer:
 
     def fit(self, monitor: Monitor) -> None:
         """Train from where the run is to its end."""
+        epochs, evaluate = self.budget.epochs, self.budget.evaluate
+        if epochs == 0:  # the weights as they are, pretrained perhaps
+            self._validate(monitor)
+            self._save(monitor)
         with stop_signals() as stop:
-            while self.epoch < self.config.epochs:
+            while self.epoch < epochs:
                 self._train_epoch(monitor, stop)
                 self.epoch, self.position = self.epoch + 1, 0
-                last = self.epoch == self.config.epochs
-                if last or (self.config.evaluate and self.epoch % self.config.evaluate == 0):
+                last = self.epoch == epochs
+                if last or (evaluate and self.epoch % evaluate == 0):
                     self._validate(monitor)
                 self._save(monitor)
                 if self.ranks.any(bool(stop)) and not last:
@@ -143,7 +149,7 @@ class Trainer:
             self.position += min(config.accumulate, len(order) - self.position)
             self.step += 1
             monitor.advance(self.step, self.epoch)
-            if self.step % config.log == 0 or self.step == self.total:
+            if self.step % self.budget.log == 0 or self.step == self.total:
                 pace = seen / max(1e-9, time.monotonic() - started)
                 means, self.window = self._means(), watch.Window()
                 values = {**means.read(), "lr": self.optimizer.param_groups[0]["lr"], "images_per_s": pace}
@@ -176,10 +182,10 @@ class Trainer:
                 if not math.isfinite(value):
                     raise self._diverged(raw, rows, inputs, features, labels)
                 self.window.add(len(rows), loss=value)
-                if self.step % min(config.watch, config.log) == 0:
+                if self.step % min(config.watch, self.budget.log) == 0:
                     self.window.add(len(rows), **watch.look(self.head, features, labels))
                 self.scaler.scale(loss * (count / sum(counts))).backward()
-        factor = rate_at(config, self.step, self.total, self.per_epoch)
+        factor = rate_at(config, self.step, self.total, self.budget.warmup(self.per_epoch))
         set_rate(self.optimizer, factor)
         if config.clip:
             self.scaler.unscale_(self.optimizer)
@@ -259,37 +265,38 @@ class Trainer:
         """Give network and head their averaged weights inside, if there are any."""
         return self.ema.swapped() if self.ema else contextlib.nullcontext()
 
-    def evaluate(self, rows: Rows, most: int = MOST) -> dict[str, float]:
+    def evaluate(self, rows: Rows) -> dict[str, float]:
         """Measure a part of the data: EER, TAR and rank-1 in an open set, accuracy and loss in a closed one.
 
-        The weights are the averaged ones. An open set is cut to `most` samples, in whole identities.
+        The weights are the averaged ones. An open set is cut to some 50,000 samples, in whole identities.
         """
-        if self.split.open_set:
-            rows = at_most(rows, self.data.labels, most)
         with self.averaged():
-            if self.split.open_set:
-                features, read = self.embed(self.feed, rows)
-                labels = torch.from_numpy(self.data.labels[read])
-                return self.ranks.lead(lambda: compare_all(features.to(self.device), labels))
-            features, read = self._embed_own(self.feed, rows)
-            targets = self.targets[read]
-            loss, taken = decide(self.head.eval(), features, targets)
-            self.head.train()
-            right, loss, samples = self.ranks.sums([float((taken == targets).sum()), loss, float(len(read))])
-            return {"accuracy": right / samples, "loss": loss / samples}
+            if not self.split.open_set:
+                accuracy, loss, _ = self.classified(rows)
+                return {"accuracy": accuracy, "loss": loss}
+            features, read = self.embed(self.feed, at_most(rows, self.data.labels, MOST))
+            labels = torch.from_numpy(self.data.labels[read])
+            return self.ranks.lead(lambda: compare_all(features.to(self.device), labels)[0])
+
+    def classified(self, rows: Rows) -> tuple[float, float, int]:
+        """Return accuracy and mean loss without any margin of samples of known classes, and how many were read."""
+        features, read = self._embed_own(self.feed, rows)
+        targets = self.targets[read]
+        loss, taken = decide(self.head.eval(), features, targets)
+        self.head.train()
+        right, loss, samples = self.ranks.sums([float((taken == targets).sum()), loss, float(len(read))])
+        return right / samples, loss / samples, int(samples)
 
     def _validate(self, monitor: Monitor) -> None:
         if not len(self.split.validation):
             return
         try:
-            values = self.evaluate(self.split.validation, MOST_VALIDATED)
+            look = look_at(self)
         except ValueError as error:
             monitor.say(f"the validation part cannot be measured: {error}")
             return
-        monitor.record("validation", self.step, self.epoch - 1, values)
-        metric, sign = ("eer", -1) if self.split.open_set else ("accuracy", 1)
-        if self.best is None or sign * values[metric] > sign * self.best["value"]:
-            self.best = {"step": self.step, "metric": metric, "value": values[metric]}
+        monitor.record("validation", self.step, self.epoch - 1, look.logged)
+        self.choice.consider(self.step, look)
 
     # Saving
 
@@ -315,9 +322,9 @@ class Trainer:
         if self.ema:
             training["ema"] = {k: v for k, v in self.ema.state_dict().items() if k != "1.classes_held"}
         window = self._means().sums
-        state = {"epoch": self.epoch, "position": self.position, "window": window, "best": self.best}
+        state = {"epoch": self.epoch, "position": self.position, "window": window, "best": self.choice.state()}
         saved = Checkpoint(self.step, model, training, state)
-        keep, best = self.config.keep, self.best["step"] if self.best else None
+        keep, best = self.config.keep, self.choice.step
         held = self.held
         try:
             if held is None:
@@ -342,7 +349,7 @@ class Trainer:
             self.ema.load_state_dict(averages)
         self.step, self.epoch, self.position = saved.step, saved.state["epoch"], saved.state["position"]
         self.window = watch.Window(saved.state["window"] if self.ranks.rank == 0 else None)
-        self.best = saved.state["best"]
+        self.choice.restore(saved.state["best"])
         states = saved.training["random"]
         states = states if isinstance(states, list) else [states]
         if self.ranks.rank < len(states):  # a rank that was not there before starts from its own seed

@@ -162,11 +162,13 @@ class Monitor:
         if self.progress is not None:
             self.progress.update(self.task, completed=step, description=f"epoch {epoch + 1}")
 
-    def record(self, kind: str, step: int, epoch: int, values: dict[str, float]) -> None:
-        """Write a line to the log and to TensorBoard, and show it."""
+    def record(self, kind: str, step: int, epoch: int, values: dict[str, float], *, why: str = "") -> None:
+        """Write a line to the log and to TensorBoard, and show it; `why` this step, where it was chosen."""
         if not self.watched:
             return
-        record = {"kind": kind, "step": step, "epoch": epoch + 1, **values}
+        record: dict[str, Any] = {"kind": kind, "step": step, "epoch": epoch + 1, **values}
+        if why:
+            record["why"] = why
         self.log.write(record)
         self.events.write(record)
         if kind == "train" and self.progress is not None:
@@ -174,7 +176,10 @@ class Monitor:
             return
         where = f"epoch {epoch + 1}  step {step}/{self.total}"
         left = f"  {self._left(step)} left" if kind == "train" and step > self.first else ""
-        self.say(f"{where}  {words(values)}{left}" if kind == "train" else f"{where}  {kind}  {words(values)}")
+        chosen = f"  ({why})" if why else ""
+        self.say(
+            f"{where}  {words(values)}{left}" if kind == "train" else f"{where}  {kind}  {words(values)}{chosen}"
+        )
 
     def _left(self, step: int) -> str:
         pace = (time.monotonic() - self.started) / (step - self.first)
