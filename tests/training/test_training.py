@@ -97,7 +97,7 @@ def test_every_setting_has_words_and_a_flag(run, monkeypatch):
     ("settings", "error", "message"),
     [
         ({"epoch": 3}, ValueError, "unknown setting 'epoch'. Did you mean 'epochs'?"),
-        ({"epochs": 0}, ValueError, "epochs must be at least 1; got 0"),
+        ({"batch": 0}, ValueError, "batch must be at least 1; got 0"),
         ({"epochs": "ten"}, TypeError, "epochs must be of type int; got 'ten' (str)"),
         ({"lr": True}, TypeError, "lr must be of type float; got True (bool)"),
         ({"lr": -1.0}, ValueError, "lr must be positive"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 
 import numpy as np
@@ -29,6 +31,17 @@ def cores() -> int:
     """Count the cores this process may use: its share of them, where torchrun started several here."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, allowed // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
+@contextmanager
+def enough_memory(what: str) -> Iterator[None]:
+    """Say what was too large, where torch would name bytes or lengths that overflow."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, MemoryError) or re.search("allocate|overflow|memory", str(error)):
+            raise ValueError(f"{what} needs more memory than there is.") from error
+        raise
 
 
 def check_device(name: str) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hypermargin.advise import recommend
-from hypermargin.common.environment import cores, find_device
+from hypermargin.common.environment import cores, enough_memory, find_device
 from hypermargin.common.text import Say
 from hypermargin.data import Data, open_data
 from hypermargin.family import FAMILY, create_head
@@ -125,7 +125,8 @@ def build_head(config: Config, classes: int, *, sharded: bool = False) -> Margin
     schedules = read_schedules(config.schedule)
     if schedules is not None:
         overrides["schedule"] = schedules
-    head = create_head(config.head, config.dim, classes, **overrides)
+    with enough_memory(f"a head of {classes:,} classes in dim = {config.dim:,}"):
+        head = create_head(config.head, config.dim, classes, **overrides)
     if sharded and head.settings.centres > 1:
         raise ValueError(
             f"set: centres={head.settings.centres} needs all classes in one process, since the checkpoints of "

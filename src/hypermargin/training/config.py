@@ -21,7 +21,7 @@ from hypermargin.data.sampling import SAMPLINGS
 from hypermargin.data.split import WAYS
 from hypermargin.training.head_settings import check_overrides, read_schedules
 from hypermargin.training.optim import OPTIMIZERS, RATES
-from hypermargin.training.values import checked, kinds_of, setting
+from hypermargin.training.values import MOST_SIDE, checked, kinds_of, setting
 
 MANY = 10**6  # of epochs, steps, samples in a batch: more is a slip
 MUCH = 3e38  # what float32 holds
@@ -39,7 +39,9 @@ class Config:
 
     # data
     data: str = setting("glyphs", "glyphs, digits, fashion-mnist, or a file or folder (npz, images, IDX, rec, csv)")
-    size: int | None = setting(None, "side of the images in pixels; default the first image's", low=1, high=8192)
+    size: int | None = setting(
+        None, "side of the images in pixels; default the first image's", low=1, high=MOST_SIDE
+    )
     color: str = setting("auto", "gray or rgb; auto: as the first image", choices=("auto", "gray", "rgb"))
     samples_key: str | None = setting(None, "name of the samples in an npz file")
     labels_key: str | None = setting(None, "name of the labels in an npz file")

@@ -156,7 +156,8 @@ def _again(config: Config, folder: Path, data: Data, network: nn.Module | None, 
     """Take up the run that is there, at its last whole checkpoint."""
     about = About.read(folder)
     ranks.together(lambda: check_same(folder, about, data, "Restore the data, or start a new run."))
-    trainer = _trainer(config, folder, data, read_split(folder / "split.npz"), about, network, ranks)
+    parts = read_split(folder / "split.npz", len(data), len(data.classes))
+    trainer = _trainer(config, folder, data, parts, about, network, ranks)
     kept = folder / "checkpoints"
     found = checkpoint.load_last(kept, tell, held=trainer.held, ranks=ranks)
     ranks.lead(lambda: checkpoint.forget_after(kept, found.step if found else -1))

@@ -13,6 +13,7 @@ from hypermargin import checks
 
 LONGEST_TEXT = 4096  # characters, as many as a path may have
 MOST_ITEMS = 1000
+MOST_SIDE = 8192  # pixels
 DEEPEST = 4  # tables and lists in one another
 
 
