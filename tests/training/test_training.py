@@ -98,6 +98,7 @@ def test_every_setting_has_words_and_a_flag(run, monkeypatch):
     [
         ({"epoch": 3}, ValueError, "unknown setting 'epoch'. Did you mean 'epochs'?"),
         ({"epochs": -1}, ValueError, "epochs must be at least 0; got -1"),
+        ({"batch": 0}, ValueError, "batch must be at least 1; got 0"),
         ({"epochs": "ten"}, TypeError, "epochs must be of type int; got 'ten' (str)"),
         ({"lr": True}, TypeError, "lr must be of type float; got True (bool)"),
         ({"lr": -1.0}, ValueError, "lr must be positive"),

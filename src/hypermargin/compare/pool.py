@@ -59,7 +59,7 @@ def failure(folder: Path) -> str | None:
     return str(json.loads(path.read_text(encoding="utf-8"))["error"]) if path.exists() else None
 
 
-def work(runs: Sequence[Run], *, jobs: int, threads: int, watch: Watch) -> None:
+def work(runs: Sequence[Run], *, jobs: int, threads: int, watch: Watch, trust: bool = False) -> None:
     """Work on all runs that are not done yet, `jobs` at a time. A failed one is noted, and the others go on.
 
     Ctrl-C and SIGTERM stop all of them, saved, and raise Interrupted.
@@ -73,7 +73,7 @@ def work(runs: Sequence[Run], *, jobs: int, threads: int, watch: Watch) -> None:
         while working or (waiting and not stopped):
             while waiting and len(working) < jobs and not stopped:
                 each = waiting.pop(0)
-                _prepare(each, threads)
+                _prepare(each, threads, trust)
                 working[str(each.run.folder)] = each
                 orders.write(json.dumps(str(each.run.folder)) + "\n")
                 orders.flush()
@@ -130,7 +130,7 @@ def _server(threads: int) -> Iterator[tuple[IO[str], queue.SimpleQueue[Any]]]:
         process.wait()
 
 
-def _prepare(each: Seen, threads: int) -> None:
+def _prepare(each: Seen, threads: int, trust: bool) -> None:
     folder = each.run.folder
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "failed.json").unlink(missing_ok=True)  # it is tried again
@@ -139,7 +139,9 @@ def _prepare(each: Seen, threads: int) -> None:
         with contextlib.suppress(ValueError):  # if that is damaged, the run will say so
             threads = read_toml(started).get("threads", threads)
     config = dataclasses.asdict(dataclasses.replace(each.run.config, threads=threads))
-    write_text(folder / "job.json", json.dumps({"config": config, "plane": each.run.plane}, indent=1))
+    write_text(
+        folder / "job.json", json.dumps({"config": config, "plane": each.run.plane, "trust": trust}, indent=1)
+    )
     output = folder / "output.txt"
     each.read = output.stat().st_size if output.exists() else 0
 

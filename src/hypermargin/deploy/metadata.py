@@ -8,14 +8,38 @@ import math
 from pathlib import Path
 from typing import Any
 
+from hypermargin import checks
 from hypermargin.common.environment import now, versions
+from hypermargin.common.plain import anything, items, maybe, number, table, text, whole
 from hypermargin.data import Scaling
-from hypermargin.evaluate.thresholds import Thresholds
+from hypermargin.evaluate.thresholds import COUNTS, Thresholds
 from hypermargin.evaluate.units import cosine_to_angle, cosine_to_squared_distance
+from hypermargin.training.content import MOST_VALUES
 from hypermargin.training.run import Trained
+from hypermargin.training.values import MOST_SIDE
 
 KEY = "hypermargin"
 FORMAT = 1
+_UNITS = table({"cosine": number(-2.0, 2.0 + 1e-9)}, rest=anything)
+_THRESHOLDS = table({"eer": _UNITS, "far": table({}, rest=_UNITS), **COUNTS})
+
+
+def _shape(where: str, value: Any) -> None:
+    items(anything, 2, 4)(where, value)
+    items(whole(1, MOST_SIDE if len(value) > 2 else MOST_VALUES))(f"{where}[1:]", value[1:])
+
+
+# What is read of it again. The rest is for people and other programs.
+CONTENT = table(
+    {
+        "format": whole(),
+        "input": table({"name": text, "shape": _shape, "dtype": text}, rest=anything),
+        "dim": whole(1, checks.MOST_DIM),
+        "thresholds": maybe(_THRESHOLDS),
+        "notes": items(text),
+    },
+    rest=anything,
+)
 MOST_CLASSES = 10_000  # names in the file; more would weigh more than a small network
 
 

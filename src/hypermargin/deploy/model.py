@@ -89,12 +89,14 @@ def _of_file(path: Path) -> Model:
         raise ValueError(f"run: {path} is not a readable ONNX file: {first_line(error)}") from None
     try:
         about = json.loads(session.get_modelmeta().custom_metadata_map[metadata.KEY])
+        metadata.CONTENT("", about)
         thresholds = metadata.thresholds_in(about)
         shape, dtype = [int(side) for side in about["input"]["shape"][1:]], str(about["input"]["dtype"])
         name, dim, format = str(about["input"]["name"]), int(about["dim"]), about["format"]
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        why = error if isinstance(error, ValueError) else repr(error)
         raise ValueError(
-            f"run: {path} was not written by hypermargin export, or its metadata are damaged ({error!r})."
+            f"run: {path} was not written by hypermargin export, or its metadata are damaged ({why})."
         ) from None
     if format != metadata.FORMAT:
         raise ValueError(f"run: {path} has format {format}; this version reads {metadata.FORMAT}.")

@@ -8,9 +8,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from hypermargin.common import plain
+from hypermargin.common.plain import anything, number, table, text, whole
 from hypermargin.files import write_text
 
 NAME = "thresholds.json"
+_COSINE = number(-2.0, 2.0 + 1e-9)  # beyond 1 where a FAR asks for a score that no pair has
+COUNTS = {"part": text, "identities": whole(), "genuine": whole(), "impostor": whole(1), "step": whole()}
+CONTENT = table({"eer": _COSINE, "far": table({}, rest=_COSINE), **COUNTS}, rest=anything)
 
 
 @dataclass(frozen=True)
@@ -53,12 +58,13 @@ class Thresholds:
         """Read the thresholds of a run's folder; None if there are none."""
         path = folder / NAME
         try:
-            found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            found: dict[str, Any] = plain.read_json(path)
+            CONTENT("", found)
             found = {name: found[name] for name in cls.__dataclass_fields__}
             return cls(**{**found, "far": {float(f): float(t) for f, t in found["far"].items()}})
         except FileNotFoundError:
             return None
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except ValueError as error:
             raise ValueError(
-                f"{path} is damaged: {error!r}. Write it anew with: hypermargin evaluate {folder}"
+                f"{path} is damaged: {error}. Write it anew with: hypermargin evaluate {folder}"
             ) from None

@@ -70,7 +70,7 @@ def snapshots(
         there += [] if within else [epoch]
         if epochs is not None and (within or epoch not in epochs):
             continue
-        restore(saved, trained.network, trained.head, averaged=trained.config.ema)
+        restore(saved, trained.network, trained.head, trained.config)
         name = f"epoch {epoch + 1}, step {saved.step}" if within else f"epoch {epoch}"
         found.append(_look(parts, part, name, saved.step))
     if not found:

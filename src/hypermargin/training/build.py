@@ -8,25 +8,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from hypermargin import checks
 from hypermargin.advise import recommend
-from hypermargin.common.environment import cores, find_device
-from hypermargin.common.text import Say, parse_call
+from hypermargin.common.environment import cores, enough_memory, find_device
+from hypermargin.common.text import Say
 from hypermargin.data import Data, open_data
 from hypermargin.family import FAMILY, create_head
 from hypermargin.head import MarginHead
 from hypermargin.margins import number_fields
 from hypermargin.parallel import Shard, Sharded
 from hypermargin.parallel.partial_fc import PartialFC
-from hypermargin.schedule import Alternation, LambdaAnnealing, MarginWarmup, Schedule
 from hypermargin.training.config import Config
+from hypermargin.training.head_settings import read_schedules
 from hypermargin.training.optim import rate
-
-SCHEDULES: dict[str, type[Schedule]] = {
-    "warmup": MarginWarmup,
-    "lambda": LambdaAnnealing,
-    "alternate": Alternation,
-}
 
 
 def read_data(config: Config, say: Say) -> Data:
@@ -129,10 +122,11 @@ def build_head(config: Config, classes: int, *, sharded: bool = False) -> Margin
         overrides["shard"] = shard
     if config.sample_rate < 1:
         overrides["sample"] = PartialFC(config.sample_rate, seed=config.seed)
-    schedules = _schedules(config)
+    schedules = read_schedules(config.schedule)
     if schedules is not None:
         overrides["schedule"] = schedules
-    head = create_head(config.head, config.dim, classes, **overrides)
+    with enough_memory(f"a head of {classes:,} classes in dim = {config.dim:,}"):
+        head = create_head(config.head, config.dim, classes, **overrides)
     if sharded and head.settings.centres > 1:
         raise ValueError(
             f"set: centres={head.settings.centres} needs all classes in one process, since the checkpoints of "
@@ -143,25 +137,6 @@ def build_head(config: Config, classes: int, *, sharded: bool = False) -> Margin
     # The loop looks at every loss itself, and can say more than the head about a bad one.
     head.settings = dataclasses.replace(head.settings, check=False)
     return head
-
-
-def _schedules(config: Config) -> list[Schedule] | None:
-    """Make the schedules of the settings; None stands for the paper's own."""
-    found: list[Schedule] = []
-    for text in config.schedule:
-        name, settings = parse_call(text, "schedule")
-        if name == "paper":
-            if len(config.schedule) > 1:
-                raise ValueError('schedule "paper" stands alone; got ' + ", ".join(config.schedule) + ".")
-            return None
-        if name == "none":
-            continue
-        checks.one_of("schedule", name, ("paper", "none", *SCHEDULES))
-        try:
-            found.append(SCHEDULES[name](**settings))
-        except TypeError as error:
-            raise ValueError(f"schedule {text!r}: {error}.") from None
-    return found
 
 
 def rate_at(config: Config, step: int, total: int, warmup: int) -> float:

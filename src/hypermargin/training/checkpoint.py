@@ -24,10 +24,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hypermargin.common.plain import read_json
 from hypermargin.common.tensor_files import has_safetensors, read_pt, read_safetensors, write_pt, write_safetensors
 from hypermargin.common.text import Say, first_line
 from hypermargin.files import sync
 from hypermargin.training import slices
+from hypermargin.training.content import STATE
 from hypermargin.training.ranks import Ranks
 from hypermargin.training.slices import Slices
 
@@ -174,7 +176,8 @@ def load(
 
 def _read(path: Path, version: int, device: torch.device | str, held: Slices | None) -> Checkpoint:
     try:
-        state = json.loads((path / "state.json").read_text())
+        state = read_json(path / "state.json")
+        STATE("state.json: ", state)
         training = read_pt(path / "training.pt")
         if version == FORMAT_OF_RANKS:
             from hypermargin.training import dcp
@@ -187,6 +190,8 @@ def _read(path: Path, version: int, device: torch.device | str, held: Slices | N
             if held is not None:
                 tensors, rest = slices.flatten(training)
                 model, training = held.cut(model), slices.unflatten(held.cut(tensors), rest)
+        if not isinstance(training, dict) or not all(isinstance(t, Tensor) for t in model.values()):
+            raise ValueError("it holds something else than tensors by name")
         return Checkpoint(int(state["step"]), model, training, state)
     except CheckpointError:
         raise
@@ -227,7 +232,7 @@ def forget_after(folder: Path, step: int) -> None:
 def check(path: Path, ranks: Ranks = Ranks()) -> int:  # noqa: B008 (frozen)
     """Compare sizes and digests with the manifest; return its format. Each rank checks some of the files."""
     try:
-        manifest = json.loads((path / "manifest.json").read_text())
+        manifest = read_json(path / "manifest.json")
         files = {str(name): (about["bytes"], about["sha256"]) for name, about in manifest["files"].items()}
         version = int(manifest["format"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

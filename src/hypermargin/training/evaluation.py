@@ -86,7 +86,9 @@ def open_parts(
     workers = min(config.workers or 0, cores())
     data = decode_once(read_data(config, say), memory=config.memory, workers=workers, on_bad=config.on_bad, say=say)
     check_same(folder, trained.about, data, "Restore the data, or evaluate other data with --data.")
-    return Parts(trained, data, read_split(folder / "split.npz"), most=most, progress=progress)
+    return Parts(
+        trained, data, read_split(folder / "split.npz", len(data), len(data.classes)), most=most, progress=progress
+    )
 
 
 def check_same(folder: Path, about: About, data: Data, advice: str) -> None:

@@ -22,7 +22,7 @@ from hypermargin.files import write_text
 from hypermargin.training import checkpoint
 from hypermargin.training.budget import decide as decide_budget
 from hypermargin.training.build import build_head, read_data, resolve, resolve_head, start_from
-from hypermargin.training.config import Config, from_dict, given_in, read_toml, resumed
+from hypermargin.training.config import Config, given_in, read_config, resumed
 from hypermargin.training.evaluation import MOST, Parts, check_same, choose_thresholds, read_pairs, score_pairs
 from hypermargin.training.loop import Trainer
 from hypermargin.training.models import create_model
@@ -39,6 +39,7 @@ from hypermargin.training.run import (
     read_split,
     save_split,
 )
+from hypermargin.training.trust import code_in, refusal, sign, state_directory
 from hypermargin.training.verdict import judge
 
 
@@ -61,10 +62,14 @@ def train(
     data: Data | None = None,
     network: nn.Module | None = None,
     quiet: bool = False,
+    trust: bool = False,
 ) -> Result:
     """Train in the folder `out`, or go on with the run there if `resume`.
 
     `data` and `network` of your own take the place of those that `config` names; a resumed run needs them again.
+    A run that is there may name code for its network (MODULE:FUNCTION). To go on with it, this user must have begun
+    it, or `config` names the same, or `trust` is True.
+
     Ctrl-C saves and raises Interrupted. A loss that is not finite raises DivergedError.
 
     Under torchrun all processes call it alike and train together: each holds a slice of the classes and takes its
@@ -77,7 +82,9 @@ def train(
         ranks.together(lambda: _check_seen(folder))
         stack.enter_context(left_as_found())
         if old:
-            saved = from_dict(read_toml(folder / "config.toml"), str(folder / "config.toml"))
+            saved = read_config(folder)
+            if network is None and not trust:
+                ranks.lead(lambda: check_code(folder, config))
             config = resumed(saved, given_in(config))
         if config.threads and ranks.world == 1:  # of several processes each has what torchrun gave it
             torch.set_num_threads(config.threads)
@@ -92,6 +99,14 @@ def train(
         if trainer.config.deterministic:
             make_repeatable()
         return _run(trainer, verify, quiet)
+
+
+def check_code(folder: Path, given: Config) -> None:
+    """Refuse code that a run names, unless `given` names the same or this user did when the run was begun."""
+    saved = read_config(folder)
+    why = refusal(folder, (saved.model, saved.model_set), (given.model, given.model_set))
+    if why is not None:
+        raise RunError(why)
 
 
 def _check_seen(folder: Path) -> None:
@@ -128,6 +143,8 @@ def _anew(config: Config, folder: Path, data: Data, network: nn.Module | None, r
 
     def write() -> None:
         write_text(folder / "config.toml", config.to_toml())
+        if code_in(config.model, config.model_set) and not sign(folder, config.model, config.model_set):
+            tell(f"{state_directory()} cannot be written, so --resume will need --trust for {config.model}.")
         save_split(folder / "split.npz", parts)
         write_text(folder / "run.json", about.to_json())
 
@@ -139,7 +156,8 @@ def _again(config: Config, folder: Path, data: Data, network: nn.Module | None, 
     """Take up the run that is there, at its last whole checkpoint."""
     about = About.read(folder)
     ranks.together(lambda: check_same(folder, about, data, "Restore the data, or start a new run."))
-    trainer = _trainer(config, folder, data, read_split(folder / "split.npz"), about, network, ranks)
+    parts = read_split(folder / "split.npz", len(data), len(data.classes))
+    trainer = _trainer(config, folder, data, parts, about, network, ranks)
     kept = folder / "checkpoints"
     found = checkpoint.load_last(kept, tell, held=trainer.held, ranks=ranks)
     ranks.lead(lambda: checkpoint.forget_after(kept, found.step if found else -1))
