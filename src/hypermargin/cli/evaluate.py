@@ -18,14 +18,21 @@ if TYPE_CHECKING:
 
 @app.command()
 def evaluate(
-    source: Annotated[Path, typer.Argument(help="A run's folder, embeddings (.npy, .npz), or scores (.npz).")],
-    labels: Annotated[Path | None, typer.Argument(help="The labels of embeddings in a .npy file.")] = None,
+    source: Annotated[
+        Path, typer.Argument(help="A run's folder, embeddings (.npy, .npz), or scores (.npz, .csv, text).")
+    ],
+    labels: Annotated[
+        Path | None, typer.Argument(help="The labels of embeddings in a .npy file; with --pairs their names.")
+    ] = None,
     part: Annotated[str, typer.Option(help="Of a run's data: test, validation or train.")] = "test",
     out: Annotated[Path | None, typer.Option(help="A folder for files; of a run, RUN/evaluation.")] = None,
     confidence: Annotated[float, typer.Option(help="Of the intervals; 0: none.")] = 0.95,
-    pairs: Annotated[list[str] | None, typer.Option(help="Pairs: pairs.txt, .bin or .csv; many times.")] = None,
+    pairs: Annotated[
+        list[str] | None, typer.Option(help="Pairs: pairs.txt, .bin, .csv, trials; repeatable.")
+    ] = None,
     images: Annotated[Path | None, typer.Option(help="The folder of the images that --pairs names.")] = None,
     data: Annotated[str | None, typer.Option(help="Other data for a run; all of it is evaluated.")] = None,
+    metric: Annotated[str, typer.Option(help="Of named embeddings with --pairs: cosine or euclidean.")] = "cosine",
     most: Annotated[int, typer.Option(help="Most samples to compare, in whole identities.", min=2)] = 50_000,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
     trust: Annotated[bool, typer.Option("--trust", help="Import the code that MODULE:FUNCTION names.")] = False,
@@ -39,7 +46,10 @@ def evaluate(
       hypermargin evaluate runs/first --data other/ --out other-evaluation
       hypermargin evaluate embeddings.npy labels.npy --out evaluation
       hypermargin evaluate photos.npz
-      hypermargin evaluate scores.npz --confidence 0.99
+      hypermargin evaluate photos.npz --pairs pairs.txt
+      hypermargin evaluate dlib.npz --pairs pairs.txt --metric euclidean
+      hypermargin evaluate scores.csv --confidence 0.99
+      hypermargin evaluate scores.txt --pairs trials.txt
     """
     from hypermargin.cli._findings import Findings
     from hypermargin.common.environment import now, versions
@@ -58,9 +68,15 @@ def evaluate(
                 settings |= {"part": part} if data is None else {"data": Path(data).name}
                 _run(found, source, part, pairs or [], images, data, most, device, trust)
             else:
-                if pairs or images or data:
-                    raise ValueError(f"--pairs, --images and --data are for a run's folder; {source} is none.")
-                _files(found, source, labels, most, device)
+                if images or data:
+                    raise ValueError(f"--images and --data are for a run's folder; {source} is none.")
+                if source.suffix not in (".npy", ".npz"):
+                    _score_file(found, source, labels, pairs or [])
+                elif pairs:
+                    settings["metric"] = metric
+                    _named(found, source, labels, pairs, metric)
+                else:
+                    _files(found, source, labels, most, device)
         except (RunError, OSError) as error:
             raise ValueError(str(error)) from None
         about = {"format": 1, "source": source.name, "settings": settings, "versions": versions(), "date": now()}
@@ -154,6 +170,36 @@ def _files(found: Findings, source: Path, labels: Path | None, most: int, device
         rows = at_most(np.arange(len(names)), np.unique(names, return_inverse=True)[1], most)
         features, names = features[torch.from_numpy(rows)], names[rows]
     found.add_samples(features.to(find_device(device)), names, None, "these samples")
+
+
+def _named(found: Findings, source: Path, names: Path | None, pairs: list[str], metric: str) -> None:
+    """Evaluate named embeddings on lists of pairs; all lists are read before anything is shown."""
+    from hypermargin.evaluate import score_named
+    from hypermargin.evaluate.files import read_named
+
+    embeddings, whose = read_named(source, names)
+    scored = {listed: score_named(embeddings, whose, listed, metric=metric) for listed in map(_there, pairs)}
+    for listed, scores in scored.items():
+        found.add_scores(scores, "distance" if metric == "euclidean" else metric, Path(listed).name)
+
+
+def _score_file(found: Findings, source: Path, labels: Path | None, pairs: list[str]) -> None:
+    """Evaluate scores in a text file, perhaps on a list of pairs."""
+    from hypermargin.evaluate import read_scores
+
+    if not source.is_file():
+        raise ValueError(f"{source}: there is no such file.")
+    if labels is not None:
+        raise ValueError(f"{labels}: labels are for embeddings. Give a list of pairs as --pairs {labels}.")
+    if len(pairs) > 1:
+        raise ValueError(f"--pairs: scores belong to one list of pairs; got {len(pairs)}.")
+    found.add_scores(read_scores(source, *map(_there, pairs)))
+
+
+def _there(pairs: str) -> str:
+    if not Path(pairs).is_file():
+        raise ValueError(f"--pairs: there is no file {pairs}.")
+    return pairs
 
 
 def _write(out: Path, found: Findings, about: dict[str, Any]) -> list[str]:

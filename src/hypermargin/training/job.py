@@ -21,7 +21,16 @@ from hypermargin.files import write_text
 from hypermargin.training import checkpoint
 from hypermargin.training.build import build_head, read_data, resolve, resolve_head, start_from
 from hypermargin.training.config import Config, from_dict, given_in, read_toml, resumed
-from hypermargin.training.evaluation import MOST, Parts, check_same, choose_thresholds, read_pairs, score_pairs
+from hypermargin.training.evaluation import (
+    MOST,
+    UNNAMED,
+    Parts,
+    check_same,
+    choose_thresholds,
+    familiar,
+    read_pairs,
+    score_pairs,
+)
 from hypermargin.training.loop import Trainer
 from hypermargin.training.models import create_model
 from hypermargin.training.monitor import Monitor
@@ -198,6 +207,8 @@ def _run(trainer: Trainer, verify: dict[str, Pairs], quiet: bool) -> Result:
                 monitor.say(f"the test part cannot be measured: {error}")
         for name, pairs in verify.items():
             metrics[name] = _verify(trainer, pairs)
+            known = familiar(pairs, About.read(folder).classes)
+            monitor.say(f"{name}: {known or UNNAMED}")
         text = json.dumps({"step": best.step, "best": best.state["best"], "metrics": metrics}, indent=1)
         ranks.lead(lambda: write_text(folder / "result.json", text))
         ranks.lead(lambda: _save_thresholds(trainer, best.step, monitor.say))
@@ -222,8 +233,8 @@ def _verify(trainer: Trainer, pairs: Pairs) -> dict[str, float]:
     with trainer.averaged():
         features, read = trainer.embed(feed, np.arange(len(pairs.samples)))
     trainer.feed.bad.update(feed.bad)
-    scores, same, _ = score_pairs(pairs, features, read)
-    found = from_scores(scores, same)
+    scored = score_pairs(pairs, features, read)
+    found = from_scores(scored.scores, scored.same)
     return {"eer": found.eer, "tar": found.tar[1e-3], "auc": found.auc}
 
 
