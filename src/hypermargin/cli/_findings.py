@@ -164,9 +164,7 @@ class Findings:
         else:
             self.document |= document
         if found.auc < 0.5:
-            say(
-                "impostors score higher than genuine pairs here. Are these distances? Higher has to mean more alike."
-            )
+            say("impostors score higher than genuine pairs. Are these distances? Higher has to mean more alike.")
         self.verification = found
         far = {f: found.thresholds[f] for f in found.supported}
         self.thresholds = _named(Thresholds(found.threshold, far, "", 0, found.genuine, found.impostor, 0))

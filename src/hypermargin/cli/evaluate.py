@@ -32,6 +32,7 @@ def evaluate(
     ] = None,
     images: Annotated[Path | None, typer.Option(help="The folder of the images that --pairs names.")] = None,
     data: Annotated[str | None, typer.Option(help="Other data for a run; all of it is evaluated.")] = None,
+    levels: Annotated[int | None, typer.Option(help="How many folders of --data name an identity.", min=1)] = None,
     metric: Annotated[str, typer.Option(help="Of named embeddings with --pairs: cosine or euclidean.")] = "cosine",
     most: Annotated[int, typer.Option(help="Most samples to compare, in whole identities.", min=2)] = 50_000,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
@@ -66,7 +67,7 @@ def evaluate(
                     raise ValueError(f"{labels}: labels are for embeddings in a file; a run has its own.")
                 out = out or source / "evaluation"
                 settings |= {"part": part} if data is None else {"data": Path(data).name}
-                _run(found, source, part, pairs or [], images, data, most, device, trust)
+                _run(found, source, part, pairs or [], images, data, levels, most, device, trust)
             else:
                 if images or data:
                     raise ValueError(f"--images and --data are for a run's folder; {source} is none.")
@@ -96,7 +97,7 @@ def evaluate(
 
 def _run(
     found: Findings, folder: Path, part: str, pairs: list[str], images: Path | None, data: str | None,
-    most: int, device: str, trust: bool,
+    levels: int | None, most: int, device: str, trust: bool,
 ) -> None:  # fmt: skip
     """Evaluate a part of the run's own data, or all of other data; and pairs."""
     from hypermargin import checks
@@ -117,7 +118,7 @@ def _run(
         if data is not None:
             known = Thresholds.read(folder)
             usable = known is not None and known.step == trained.step
-            features, labels = _other_data(trained, data, most, show_progress)
+            features, labels = _other_data(trained, data, levels, most, show_progress)
             found.add_samples(features, labels, known if usable else None, "these data")
         else:
             parts = open_parts(folder, trained, most=most, progress=show_progress, say=say)
@@ -133,7 +134,7 @@ def _run(
             found.add_pairs(name, one, trained)
 
 
-def _other_data(trained: Trained, data: str, most: int, progress: Any) -> tuple[Any, Any]:
+def _other_data(trained: Trained, data: str, levels: int | None, most: int, progress: Any) -> tuple[Any, Any]:
     """Return features and identities of whatever can be read."""
     import numpy as np
     import torch
@@ -142,7 +143,9 @@ def _other_data(trained: Trained, data: str, most: int, progress: Any) -> tuple[
     from hypermargin.data import at_most
     from hypermargin.deploy import embed, open_model
 
-    found = embed(open_model(trained), data, on_bad=trained.config.on_bad, raw=True, say=say, progress=progress)
+    found = embed(
+        open_model(trained), data, levels=levels, on_bad=trained.config.on_bad, raw=True, say=say, progress=progress
+    )
     for bad in found.bad:
         say(f"left out: {bad}")
     if found.labels is None:

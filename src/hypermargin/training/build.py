@@ -37,9 +37,15 @@ def read_data(config: Config, say: Say) -> Data:
         color=config.color,
         samples_key=config.samples_key,
         labels_key=config.labels_key,
+        levels=config.levels,
         on_bad=config.on_bad,
         say=say,
     )
+
+
+def read_again(config: Config, say: Say) -> Data:
+    """Open the data of a run that exists. Before there were `levels`, one folder named an identity, always."""
+    return read_data(dataclasses.replace(config, levels=config.levels or 1), say)
 
 
 def resolve(config: Config, data: Data, network: nn.Module | None = None, *, sharded: bool = False) -> Config:
@@ -176,6 +182,14 @@ def rate_at(config: Config, step: int, total: int, per_epoch: int) -> float:
         gamma=config.lr_gamma,
         floor=config.lr_floor,
     )
+
+
+def part_for(network: nn.Module, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return those tensors of a file that are the network's, whatever module they were in; all, where none fit."""
+    own = list(network.state_dict())
+    ends = [name.removesuffix(own[0]) for name in tensors if own and name.endswith(own[0])]
+    begin = next((p for p in ends if all(p + name in tensors for name in own)), None)
+    return tensors if begin is None else {name: tensors[begin + name] for name in own}
 
 
 def start_from(network: nn.Module, weights: dict[str, torch.Tensor], where: str) -> None:

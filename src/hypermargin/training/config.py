@@ -38,6 +38,7 @@ class Config:
     color: str = setting("auto", "gray or rgb; auto: as the first image", choices=("auto", "gray", "rgb"))
     samples_key: str | None = setting(None, "name of the samples in an npz file")
     labels_key: str | None = setting(None, "name of the labels in an npz file")
+    levels: int | None = setting(None, "how many folders name an identity; 2 for alphabet/character/1.png")
     on_bad: str = setting(
         "error", "an unreadable sample stops the run, or is left out and listed", choices=UNREADABLE
     )
@@ -57,7 +58,9 @@ class Config:
     model: str | None = setting(None, "lenet++, iresnet18/34/50/100, mlp, none, timm:NAME, module:callable")
     model_set: dict[str, Any] = setting({}, "an option of the network, like width=24; repeatable")
     dim: int = setting(128, "dimension of the embedding; 2 and 3 make pictures")
-    init: str | None = setting(None, "a run whose network to start from")
+    init: str | None = setting(
+        None, "a run, or a file of tensors (pt, pth, ckpt, safetensors), whose network to start from"
+    )
     head: str = setting("arcface", "a head of the family, see hypermargin.list_heads()")
     set: dict[str, Any] = setting({}, "an override of the head, like m=0.4 or scale=32; repeatable")
     settings: str = setting(
@@ -119,7 +122,7 @@ class Config:
             checks.count(name, getattr(self, name))
         for name in ("seed", "evaluate", "checkpoint"):
             checks.count(name, getattr(self, name), 0)
-        for name in ("size", "threads"):
+        for name in ("size", "threads", "levels"):
             if getattr(self, name) is not None:
                 checks.count(name, getattr(self, name))
         if self.workers is not None:

@@ -21,7 +21,7 @@ from hypermargin.evaluate import Geometry, Scored, Thresholds, geometry, verific
 from hypermargin.evaluate.identification import identification
 from hypermargin.head import MarginHead
 from hypermargin.margins import Margin, number_fields
-from hypermargin.training.build import read_data
+from hypermargin.training.build import read_again
 from hypermargin.training.run import About, RunError, Trained, fingerprint, read_split
 
 PARTS = "test", "validation", "train"
@@ -85,7 +85,9 @@ def open_parts(
     """Open the parts of the run in `folder`, from the data it was trained on, read again."""
     config = trained.config
     workers = min(config.workers or 0, cores())
-    data = decode_once(read_data(config, say), memory=config.memory, workers=workers, on_bad=config.on_bad, say=say)
+    data = decode_once(
+        read_again(config, say), memory=config.memory, workers=workers, on_bad=config.on_bad, say=say
+    )
     check_same(folder, trained.about, data, "Restore the data, or evaluate other data with --data.")
     return Parts(trained, data, read_split(folder / "split.npz"), most=most, progress=progress)
 

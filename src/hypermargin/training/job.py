@@ -11,15 +11,24 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hypermargin.common.environment import cores
+from hypermargin.common.tensor_files import read_state
 from hypermargin.common.text import Say, say
 from hypermargin.data import Data, Feed, Pairs, Scaling, Split, decode_once, split
 from hypermargin.evaluate import from_scores
 from hypermargin.files import write_text
 from hypermargin.training import checkpoint
-from hypermargin.training.build import build_head, read_data, resolve, resolve_head, start_from
+from hypermargin.training.build import (
+    build_head,
+    part_for,
+    read_again,
+    read_data,
+    resolve,
+    resolve_head,
+    start_from,
+)
 from hypermargin.training.config import Config, from_dict, given_in, read_toml, resumed
 from hypermargin.training.evaluation import (
     MOST,
@@ -88,7 +97,7 @@ def train(
         if config.precision != "float32":
             # oneDNN's AMX bf16 kernels die with SIGILL on some virtual CPUs; this keeps to what they have.
             os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
-        data = data or read_data(config, tell)
+        data = data or (read_again if old else read_data)(config, tell)
         workers = config.workers if config.workers is not None else min(8, cores())
         data = decode_once(data, memory=config.memory, workers=workers, on_bad=config.on_bad, say=tell)
         verify = _read_pairs(config, data.shape)  # an error in them should come now, not after days
@@ -125,8 +134,7 @@ def _anew(config: Config, folder: Path, data: Data, network: nn.Module | None, r
         raise RunError(f"{data.name} is not the same for all processes. Give every machine the same data.")
     trainer = _trainer(config, folder, data, parts, about, network, ranks)
     if config.init:
-        found = find(Path(config.init), "best")
-        start_from(trainer.network, found.weights("network"), config.init)
+        start_from(trainer.network, _first_weights(trainer.network, Path(config.init)), config.init)
     _describe(trainer, bool(advised), tell)
 
     def write() -> None:
@@ -136,6 +144,13 @@ def _anew(config: Config, folder: Path, data: Data, network: nn.Module | None, r
 
     ranks.lead(write)
     return trainer
+
+
+def _first_weights(network: nn.Module, init: Path) -> dict[str, Tensor]:
+    """Read the network's weights of a run, or of a file."""
+    if init.is_file():
+        return part_for(network, read_state(init))
+    return find(init, "best").weights("network")
 
 
 def _again(config: Config, folder: Path, data: Data, network: nn.Module | None, ranks: Ranks, tell: Say) -> Trainer:
