@@ -90,7 +90,7 @@ def _is_torchscript(path: Path) -> bool:
 
 
 def flat(content: Mapping[Any, Any]) -> dict[str, Tensor]:
-    """Return the tensors in dictionaries within dictionaries, by names with dots; of Lightning's checkpoint the model's.
+    """Return the tensors in dictionaries within dictionaries, by names with dots; of Lightning's file the model's.
 
     RecursionError where they hold one another without end.
     """

@@ -180,6 +180,8 @@ def _weights(content: Any, path: Path, prefix: str) -> Weights:
     if not isinstance(content, Mapping):
         raise ValueError(f"expected tensors by name; got {type(content).__name__}.")
     named = flat(content)
+    if not any(name.startswith("state_dict.") for name in named):  # a name may begin as the file does
+        prefix = prefix.removeprefix("state_dict.")
     mains = ("weight", "W", "weight_activated")
     choices = (prefix,) if prefix else PREFIXES
     start = next((p for p in choices if any(p + main in named for main in mains)), None)
