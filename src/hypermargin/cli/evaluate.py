@@ -103,9 +103,11 @@ def _run(
     from hypermargin import checks
     from hypermargin.common.environment import find_device
     from hypermargin.common.text import say
+    from hypermargin.data import DataError
     from hypermargin.evaluate import Thresholds
-    from hypermargin.training import load
+    from hypermargin.training import RunError, load
     from hypermargin.training.evaluation import MOST, PARTS, choose_thresholds, open_parts, read_pairs
+    from hypermargin.training.paths import gone
 
     checks.one_of("--part", part, PARTS)
     if images is not None and not images.is_dir():
@@ -115,13 +117,20 @@ def _run(
     listed = read_pairs(pairs, images, trained.about.shape, config.on_bad)  # an error in them should come now
     found.document["run"] = {"step": trained.step, "model": config.model, "head": config.head}
     with progress() as show_progress:
-        if data is not None:
+        parts = None
+        if data is not None and gone(config.data):
+            try:
+                parts = open_parts(folder, trained, data=data, most=most, progress=show_progress)
+                say(f"{data} holds the data that {folder} was trained on: its {part} part is evaluated.")
+            except (RunError, DataError):  # other data, or no folder like the one that is gone
+                parts = None
+        if data is not None and parts is None:
             known = Thresholds.read(folder)
             usable = known is not None and known.step == trained.step
             features, labels = _other_data(trained, data, levels, most, show_progress)
             found.add_samples(features, labels, known if usable else None, "these data")
         else:
-            parts = open_parts(folder, trained, most=most, progress=show_progress, say=say)
+            parts = parts or open_parts(folder, trained, most=most, progress=show_progress, say=say)
             try:
                 known = choose_thresholds(parts)
                 if most >= MOST:  # a quick look must not decide what `verify` uses

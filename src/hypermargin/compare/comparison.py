@@ -12,6 +12,7 @@ OUT/
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from hypermargin.plots.style import need_matplotlib
 from hypermargin.training import RunError
 from hypermargin.training.build import read_data
 from hypermargin.training.config import from_dict
+from hypermargin.training.paths import absolutes
 from hypermargin.training.run import locked
 
 CLASSES, ENOUGH, PLENTY = 10, 50, 150  # of a picture in the plane: classes, and samples of each
@@ -54,6 +56,7 @@ def compare(
     if jobs is not None:
         checks.count("jobs", jobs)
     folder.mkdir(parents=True, exist_ok=True)
+    plan = dataclasses.replace(plan, settings=plan.settings | absolutes(plan.settings))
     with locked(folder):
         if (folder / "plan.json").exists():
             if not resume:

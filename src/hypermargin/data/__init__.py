@@ -97,7 +97,7 @@ def open_pairs(path: str | os.PathLike[str], images: Path | None = None, *, on_b
     """Open pairs to verify: insightface's .bin, a .csv of pairs, or LFW's pairs.txt beside a folder of images."""
     path = Path(path)
     if not path.is_file():
-        raise DataError(f"pairs: there is no file {path}.")
+        raise DataError(f"pairs: there is no file {path}. If it has moved, give its new place.")
     return read_bin(path, on_bad=on_bad) if path.suffix == ".bin" else read_pairs(path, images, on_bad=on_bad)
 
 

@@ -21,6 +21,7 @@ from hypermargin.parallel.partial_fc import PartialFC
 from hypermargin.schedule import Alternation, LambdaAnnealing, MarginWarmup, Schedule
 from hypermargin.training.config import Config
 from hypermargin.training.optim import rate
+from hypermargin.training.paths import check_there
 
 SCHEDULES: dict[str, type[Schedule]] = {
     "warmup": MarginWarmup,
@@ -45,6 +46,7 @@ def read_data(config: Config, say: Say) -> Data:
 
 def read_again(config: Config, say: Say) -> Data:
     """Open the data of a run that exists. Before there were `levels`, one folder named an identity, always."""
+    check_there(config.data)
     return read_data(dataclasses.replace(config, levels=config.levels or 1), say)
 
 

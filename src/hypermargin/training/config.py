@@ -17,11 +17,15 @@ from hypermargin import checks
 from hypermargin.data.base import UNREADABLE
 from hypermargin.data.sampling import SAMPLINGS
 from hypermargin.data.split import WAYS
+from hypermargin.training import paths
 from hypermargin.training.optim import OPTIMIZERS, RATES
 
 
 def setting(default: Any, help: str, *, choices: tuple[str, ...] = (), free: bool = False) -> Any:
-    """Make a field of Config. `free`: it may change on resuming a run, as the result does not depend on it."""
+    """Make a field of Config. `free`: it may change on resuming a run, as the result does not depend on it.
+
+    Of the data only the place may, for they must be the same ones.
+    """
     meta = {"help": help, "choices": choices, "free": free}
     if isinstance(default, list | dict):
         return dataclasses.field(default_factory=lambda: type(default)(default), metadata=meta)
@@ -33,7 +37,9 @@ class Config:
     """The settings of a training run. None means: chosen from the data, and written down with the run."""
 
     # data
-    data: str = setting("glyphs", "glyphs, digits, fashion-mnist, or a file or folder (npz, images, IDX, rec, csv)")
+    data: str = setting(
+        "glyphs", "glyphs, digits, fashion-mnist, or a file or folder (npz, images, IDX, rec, csv)", free=True
+    )
     size: int | None = setting(None, "side of the images in pixels; default the first image's")
     color: str = setting("auto", "gray or rgb; auto: as the first image", choices=("auto", "gray", "rgb"))
     samples_key: str | None = setting(None, "name of the samples in an npz file")
@@ -50,8 +56,10 @@ class Config:
     )
     sampling: str = setting("shuffled", "shuffled, balanced, or P identities of K samples", choices=SAMPLINGS)
     per_identity: int = setting(4, "K of sampling = identities")
-    verify: list[str] = setting([], "verification pairs to score in the end: .bin, pairs.txt, .csv; repeatable")
-    verify_images: str | None = setting(None, "folder the pairs name images in; default the data")
+    verify: list[str] = setting(
+        [], "verification pairs to score in the end: .bin, pairs.txt, .csv; repeatable", free=True
+    )
+    verify_images: str | None = setting(None, "folder the pairs name images in; default the data", free=True)
     memory: float = setting(4.0, "decode images once if they take at most so many GiB", free=True)
     workers: int | None = setting(None, "processes that read images; default one per core, at most 8", free=True)
     # network and head
@@ -193,7 +201,7 @@ def resumed(saved: Config, given: dict[str, Any]) -> Config:
     """Return the settings of a run that goes on: as saved; of those given now, only free ones may differ."""
     free: dict[str, Any] = {}
     for field in dataclasses.fields(Config):
-        if field.name not in given or given[field.name] == getattr(saved, field.name):
+        if field.name not in given or paths.same(field.name, given[field.name], getattr(saved, field.name)):
             continue
         old, new = getattr(saved, field.name), given[field.name]
         if isinstance(old, dict) and new.items() <= old.items():  # what was decided later has been added to it
@@ -204,7 +212,7 @@ def resumed(saved: Config, given: dict[str, Any]) -> Config:
                 "Leave it out, or start a new run (its init setting can take this run's network)."
             )
         free[field.name] = new
-    return dataclasses.replace(saved, **free)
+    return dataclasses.replace(saved, **(free | paths.absolutes(free)))
 
 
 def given_in(config: Config) -> dict[str, Any]:

@@ -80,21 +80,26 @@ class Parts:
 
 
 def open_parts(
-    folder: Path, trained: Trained, *, most: int = MOST, progress: Progress = silent, say: Say = lambda _: None
+    folder: Path,
+    trained: Trained,
+    *,
+    data: str | None = None,
+    most: int = MOST,
+    progress: Progress = silent,
+    say: Say = lambda _: None,
 ) -> Parts:
-    """Open the parts of the run in `folder`, from the data it was trained on, read again."""
-    config = trained.config
+    """Open the parts of the run in `folder`, from the data it was trained on, read again; `data`: where it lies."""
+    config = trained.config if data is None else dataclasses.replace(trained.config, data=data)
     workers = min(config.workers or 0, cores())
-    data = decode_once(
-        read_again(config, say), memory=config.memory, workers=workers, on_bad=config.on_bad, say=say
-    )
-    check_same(folder, trained.about, data, "Restore the data, or evaluate other data with --data.")
-    return Parts(trained, data, read_split(folder / "split.npz"), most=most, progress=progress)
+    found = read_again(config, say)
+    found = decode_once(found, memory=config.memory, workers=workers, on_bad=config.on_bad, say=say)
+    check_same(folder, trained.about, found, "Restore the data, or evaluate other data with --data.")
+    return Parts(trained, found, read_split(folder / "split.npz"), most=most, progress=progress)
 
 
 def check_same(folder: Path, about: About, data: Data, advice: str) -> None:
     """Refuse data that a run was not trained on: the row numbers of its split would mean other samples."""
-    if about.data["fingerprint"] != fingerprint(data):
+    if about.data["fingerprint"] not in (fingerprint(data), fingerprint(data, about.data["name"])):
         raise RunError(
             f"{folder} was started on other data than {data.name} holds now: {about.data['samples']} samples of "
             f"{about.data['classes']} identities then, {len(data)} of {len(data.classes)} now, or other labels or "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import random
@@ -19,7 +20,7 @@ from hypermargin.common.text import Say, say
 from hypermargin.data import Data, Feed, Pairs, Scaling, Split, decode_once, split
 from hypermargin.evaluate import from_scores
 from hypermargin.files import write_text
-from hypermargin.training import checkpoint
+from hypermargin.training import checkpoint, paths
 from hypermargin.training.build import (
     build_head,
     part_for,
@@ -89,6 +90,8 @@ def train(
         old = ranks.lead(lambda: _enter(folder, resume, stack))
         ranks.together(lambda: _check_seen(folder))
         stack.enter_context(left_as_found())
+        found_at = {k: v for k, v in paths.absolutes(vars(config)).items() if k != "data" or data is None}
+        config = dataclasses.replace(config, **found_at)
         if old:
             saved = from_dict(read_toml(folder / "config.toml"), str(folder / "config.toml"))
             config = resumed(saved, given_in(config))
@@ -102,6 +105,11 @@ def train(
         data = decode_once(data, memory=config.memory, workers=workers, on_bad=config.on_bad, say=tell)
         verify = _read_pairs(config, data.shape)  # an error in them should come now, not after days
         trainer = (_again if old else _anew)(config, folder, data, network, ranks, tell)
+        if old and (
+            moved := {k: getattr(config, k) for k in paths.PATHS if getattr(config, k) != getattr(saved, k)}
+        ):
+            text = dataclasses.replace(saved, **moved).to_toml()
+            ranks.lead(lambda: write_text(folder / "config.toml", text))  # found there from now on
         if trainer.config.deterministic:
             make_repeatable()
         return _run(trainer, verify, quiet)
