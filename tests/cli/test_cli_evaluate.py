@@ -437,7 +437,7 @@ def test_bad_input_is_one_line(place, tmp_path, run, monkeypatch):
         (["empty.npy", "y.npy"], "empty.npy: not a readable .npy file"),
         (["cut.npz"], "cut.npz: not a readable .npz file"),
         (["nothing.npz"], "nothing.npz: there is no such file"),
-        (["file"], "expected a .npy or .npz file, or a run's folder"),
+        (["file"], "file: it is empty. Expected: two columns, score and label"),
         (["other.npz"], "it holds a (120, 8), b (120,)"),
         (["half.npz"], "scores need an array same"),
         (["wrong.npz"], "same must be true or false"),

@@ -661,13 +661,12 @@ def test_shared_and_deep_and_circular_pickles():
         (b"cos\nsystem\n(S'true'\ntR.", ["asks for os.system", "Only plain lists", "can run any program"]),
         (pickle.dumps(np.arange(3), protocol=2), ["asks for numpy", "save it again as lists of bytes and bool"]),
         (pickle.dumps({1, 2}, protocol=4), ["asks for EMPTY_SET"]),
-        (pickle.dumps(np.bool_(True), protocol=4), ["asks for numpy"]),
         (b"c_codecs\nencode\n(V a\nVutf-16\ntR.", ["asks for a call"]),
         (b"(.", ["ends inside a list"]),
         (b"NN.", ["damaged"]),
         (b"(q\x00]h\x00a.", ["damaged"]),
         (b"T" + struct.pack("<i", -5) + b".", ["inside an instruction"]),  # a step back would be for ever
-        (b"c_codecs\nencode\nK\x01R.", ["damaged"]),
+        (b"c_codecs\nencode\nK\x01R.", ["asks for a call"]),
     ],
 )
 def test_other_pickles_are_refused(raw, words):
@@ -791,9 +790,7 @@ def test_csv_pairs_refusals(tmp_path):
             read_pairs(write(path, f"a,b,same,fold\n1.png,2.png,1,{fold}\n".encode()))
     with refused(f"{path}, line 2", "field larger than field limit"):
         read_pairs(write(path, b"a,b,same\n" + b"x" * 200_000 + b",2.png,1\n"))
-    with refused(
-        str(path), "must name the columns a or first, b or second, same or issame or label; got 'a,c,same'"
-    ):
+    with refused(str(path), "must name the columns a or first, b or second, same or issame or label or target"):
         read_pairs(write(path, b"a,c,same\n"))
 
 

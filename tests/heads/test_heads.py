@@ -899,9 +899,7 @@ def test_what_others_write(tmp_path):
     assert torch.equal(found.bias, model[1].bias)
     heads.write(found, tmp_path / "fc.pt", format="linear")
     model[1].load_state_dict(torch.load(tmp_path / "fc.pt", weights_only=True))
-    with pytest.raises(
-        ValueError, match=r"there is no weight. It has state_dict.0., state_dict.1.; name one as prefix"
-    ):
+    with pytest.raises(ValueError, match=r"there is no weight. It has 0., 1.; name one as prefix"):
         heads.read(tmp_path / "model.pt")
     torch.save({f"module.{k}": v for k, v in theirs.state_dict().items()}, tmp_path / "ddp.pt")
     assert heads.read(tmp_path / "ddp.pt").format == "metric-learning"
@@ -937,7 +935,9 @@ def test_a_malicious_file_is_not_run(tmp_path):
     np.save(tmp_path / "c.npy", np.array([Bad(mark)], dtype=object), allow_pickle=True)
     torch.save(nn.Linear(3, 3), tmp_path / "d.pt")  # a module, not a state_dict
     for name in "a.pt", "b.pt", "c.npy", "d.pt":
-        with pytest.raises(ValueError, match=f"{name}: it is damaged, or holds Python objects, which are not read"):
+        with pytest.raises(
+            ValueError, match=f"{name}: it is damaged, or holds Python objects.*, which are not read"
+        ):
             heads.read(tmp_path / name)
     assert not mark.exists()
     pickle.loads((tmp_path / "b.pt").read_bytes()).close()

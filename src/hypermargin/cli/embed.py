@@ -18,6 +18,7 @@ def embed(
     batch: Annotated[int, typer.Option(help="Samples at a time.", min=1)] = 256,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
     workers: Annotated[int, typer.Option(help="Processes that decode.", min=0)] = 2,
+    levels: Annotated[int | None, typer.Option(help="How many folders name an identity.", min=1)] = None,
     on_bad: Annotated[str, typer.Option(help="error, or skip to list unreadable samples instead.")] = "error",
     raw: Annotated[bool, typer.Option("--raw", help="Features as they are, not of unit length.")] = False,
     which: Annotated[str, typer.Option(help="best or last checkpoint.")] = "best",
@@ -46,8 +47,9 @@ def embed(
             model = open_model(run, **options)
             with progress() as show:
                 found = compute(
-                    model, source, batch=batch, workers=workers, on_bad=on_bad, raw=raw, say=say, progress=show
-                )
+                    model, source, batch=batch, workers=workers, levels=levels, on_bad=on_bad, raw=raw, say=say,
+                    progress=show,
+                )  # fmt: skip
             found.save(out, replace=force)
         except (RunError, OSError) as error:
             raise ValueError(str(error)) from None

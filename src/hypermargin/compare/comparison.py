@@ -12,6 +12,7 @@ OUT/
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from hypermargin.plots.style import need_matplotlib
 from hypermargin.training import RunError
 from hypermargin.training.build import read_data
 from hypermargin.training.config import from_dict
+from hypermargin.training.paths import absolutes
 from hypermargin.training.run import locked
 from hypermargin.training.trust import code_in, refusal, sign
 
@@ -59,6 +61,7 @@ def compare(
     if jobs is not None:
         checks.count("jobs", jobs, 1, MOST_JOBS)
     folder.mkdir(parents=True, exist_ok=True)
+    plan = dataclasses.replace(plan, settings=plan.settings | absolutes(plan.settings))
     with locked(folder):
         if (folder / "plan.json").exists():
             if not resume:

@@ -15,7 +15,7 @@ from hypermargin.common.text import parse_call
 from hypermargin.family import list_heads
 from hypermargin.files import write_text
 from hypermargin.plots.snapshots import DIGITS, FLAT
-from hypermargin.training import RunError
+from hypermargin.training import RunError, paths
 from hypermargin.training.config import MANY, Config, from_dict
 from hypermargin.training.head_settings import check_overrides
 from hypermargin.training.run import read_json
@@ -140,7 +140,7 @@ class Plan:
             )
         for name, value in settings.items():
             there = self.settings.get(name, getattr(Config(), name))
-            if value != there:
+            if not paths.same(name, value, there):
                 raise ValueError(
                     f"--resume goes on with the comparison as it was started, with {name} = {there!r}; got "
                     f"{value!r}. Leave it out, or start another with a new --out."

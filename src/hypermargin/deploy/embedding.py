@@ -73,6 +73,7 @@ def embed(
     *,
     batch: int = 256,
     workers: int = 0,
+    levels: int | None = None,
     on_bad: str = "error",
     raw: bool = False,
     say: Say = lambda _: None,
@@ -82,12 +83,13 @@ def embed(
 
     Images in files are resized and converted as in training. Where a folder has one
     folder per identity, the labels are their names; one with images lying in it has none, and is read to any depth.
+    `levels` says how many folders name an identity, as in `open_data`.
     on_bad="error" stops at the first unreadable image, "skip" leaves it out and lists it in `bad`.
     """
     checks.count("batch", batch)
     checks.count("workers", workers, 0)
     checks.one_of("on_bad", on_bad, UNREADABLE)
-    found = _find(model, os.fspath(source), on_bad, say)
+    found = _find(model, os.fspath(source), levels, on_bad, say)
     total = len(found.samples)
     groups = np.split(np.arange(total), range(batch, total, batch))
     feed = Feed(found.samples, model.device, workers=workers if len(groups) > 1 else 0, on_bad=on_bad)
@@ -128,7 +130,7 @@ def embed(
     )
 
 
-def _find(model: Model, source: str, on_bad: str, say: Say) -> _Found:
+def _find(model: Model, source: str, levels: int | None, on_bad: str, say: Say) -> _Found:
     paths = _without_identity(Path(source))
     if paths is not None:
         images = FileImages(paths, model.shape)
@@ -140,6 +142,7 @@ def _find(model: Model, source: str, on_bad: str, say: Say) -> _Found:
         source,
         size=height if square else None,
         color="rgb" if len(model.shape) == 3 else "gray",
+        levels=levels,
         on_bad=on_bad,
         say=say,
     )

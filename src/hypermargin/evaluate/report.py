@@ -128,7 +128,8 @@ def evaluate(
 
 
 def verification_rows(v: Verification, unit: str = "cosine") -> list[Row]:
-    """Return the rows of verification in the table; `unit` is what the scores are."""
+    """Return the rows of verification in the table; `unit` is what the scores are; for "distance", minus that."""
+    sign = -1 if unit == "distance" else 1
 
     def interval(name: str | float, write: Callable[[float], str] = _number) -> str:
         if v.intervals is None or (isinstance(name, float) and name * v.impostor < ENOUGH):
@@ -138,12 +139,12 @@ def verification_rows(v: Verification, unit: str = "cosine") -> list[Row]:
 
     rows = [
         ("verification", "pairs", f"{v.genuine:,} genuine, {v.impostor:,} impostor", ""),
-        ("verification", "EER", f"{_number(v.eer)} at {unit} {v.threshold:.3f}", interval("eer")),
+        ("verification", "EER", f"{_number(v.eer)} at {unit} {sign * v.threshold:.3f}", interval("eer")),
         ("verification", "AUC", _number(v.auc), interval("auc")),
         ("verification", "minDCF (1 % genuine)", _cost(v.min_dcf), interval("min_dcf", _cost)),
     ]
     for f, tar in v.tar.items():
-        value = f"{_number(tar)} at {unit} {v.thresholds[f]:.3f}"
+        value = f"{_number(tar)} at {unit} {sign * v.thresholds[f]:.3f}"
         if not v.curve.supports(f):
             value = f"{_number(tar)} (too few pairs: at no false accept)"
         elif f * v.impostor < ENOUGH:

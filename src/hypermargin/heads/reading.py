@@ -5,20 +5,28 @@ What the files of others hold, read in their source:
   insightface      see insightface.py
   metric-learning  {"W": (dim, classes)}
   linear           {"weight": (classes, dim)}, perhaps "bias"
+  Lightning        {"state_dict": {…}, …}, of which the first is read
 """
 
 from __future__ import annotations
 
 import os
-import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from hypermargin.common.tensor_files import holds_objects, read_npy, read_pt, read_safetensors
+from hypermargin.common.tensor_files import (
+    STATES,
+    NotTensorsError,
+    flat,
+    holds_objects,
+    read_npy,
+    read_pt,
+    read_safetensors,
+)
 from hypermargin.common.text import first_line
 from hypermargin.heads.convert import weights_of
 from hypermargin.heads.insightface import MOST_RANKS, SHARDS, insightface_range, shards_in
@@ -29,7 +37,7 @@ PathLike = str | os.PathLike[str]
 PREFIXES = ("", "head.", "module.", "state_dict_softmax_fc.")
 # Of our own, what does not go by class.
 REST = ("scale", "sampled_steps", "classes_held", "schedules.", "row_margin.", "row_terms.", "optimizer.")
-ENDINGS = (".safetensors", ".pt", ".pth", ".npy")
+ENDINGS = (*STATES, ".npy")
 
 
 class Found(NamedTuple):
@@ -140,7 +148,9 @@ def read_one(path: Path, prefix: str = "") -> Weights:
     try:
         content = _content(path)
     except Exception as error:  # pickle, zipfile, numpy and safetensors have many words for a broken file
-        if isinstance(error, pickle.UnpicklingError) or holds_objects(error):
+        if isinstance(error, NotTensorsError):
+            raise ValueError(f"{path}: {error}") from None
+        if holds_objects(error):
             raise ValueError(
                 f"{path}: it is damaged, or holds Python objects, which are not read, because they can run any "
                 "program. Save plain tensors: torch.save(module.state_dict(), path)."
@@ -163,21 +173,15 @@ def _content(path: Path) -> Any:
     return read_safetensors(path) if path.suffix == ".safetensors" else read_pt(path)
 
 
-def _flat(content: Mapping[Any, Any], before: str = "") -> Iterator[tuple[str, Tensor]]:
-    for key, value in content.items():
-        if isinstance(value, Tensor):
-            yield f"{before}{key}", value.detach()
-        elif isinstance(value, Mapping):
-            yield from _flat(value, f"{before}{key}.")
-
-
 def _weights(content: Any, path: Path, prefix: str) -> Weights:
     shard = any(kind.fullmatch(path.name) for kind in SHARDS)
     if isinstance(content, Tensor):
         return Weights(content.detach(), format="insightface" if shard else path.suffix[1:])
     if not isinstance(content, Mapping):
         raise ValueError(f"expected tensors by name; got {type(content).__name__}.")
-    named = dict(_flat(content))
+    named = flat(content)
+    if not any(name.startswith("state_dict.") for name in named):  # a name may begin as the file does
+        prefix = prefix.removeprefix("state_dict.")
     mains = ("weight", "W", "weight_activated")
     choices = (prefix,) if prefix else PREFIXES
     start = next((p for p in choices if any(p + main in named for main in mains)), None)

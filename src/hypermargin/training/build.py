@@ -20,6 +20,7 @@ from hypermargin.parallel.partial_fc import PartialFC
 from hypermargin.training.config import Config
 from hypermargin.training.head_settings import read_schedules
 from hypermargin.training.optim import rate
+from hypermargin.training.paths import check_there
 
 
 def read_data(config: Config, say: Say) -> Data:
@@ -30,9 +31,16 @@ def read_data(config: Config, say: Say) -> Data:
         color=config.color,
         samples_key=config.samples_key,
         labels_key=config.labels_key,
+        levels=config.levels,
         on_bad=config.on_bad,
         say=say,
     )
+
+
+def read_again(config: Config, say: Say) -> Data:
+    """Open the data of a run that exists. Before there were `levels`, one folder named an identity, always."""
+    check_there(config.data)
+    return read_data(dataclasses.replace(config, levels=config.levels or 1), say)
 
 
 def resolve(config: Config, data: Data, network: nn.Module | None = None, *, sharded: bool = False) -> Config:
@@ -151,6 +159,14 @@ def rate_at(config: Config, step: int, total: int, warmup: int) -> float:
         gamma=config.lr_gamma,
         floor=config.lr_floor,
     )
+
+
+def part_for(network: nn.Module, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return those tensors of a file that are the network's, whatever module they were in; all, where none fit."""
+    own = list(network.state_dict())
+    ends = [name.removesuffix(own[0]) for name in tensors if own and name.endswith(own[0])]
+    begin = next((p for p in ends if all(p + name in tensors for name in own)), None)
+    return tensors if begin is None else {name: tensors[begin + name] for name in own}
 
 
 def start_from(network: nn.Module, weights: dict[str, torch.Tensor], where: str) -> None:

@@ -19,6 +19,7 @@ from hypermargin.data.augment import Augment
 from hypermargin.data.base import UNREADABLE
 from hypermargin.data.sampling import SAMPLINGS
 from hypermargin.data.split import WAYS
+from hypermargin.training import paths
 from hypermargin.training.head_settings import check_overrides, read_schedules
 from hypermargin.training.optim import OPTIMIZERS, RATES
 from hypermargin.training.values import MOST_SIDE, checked, kinds_of, setting
@@ -38,13 +39,18 @@ class Config:
     """The settings of a training run. None means: chosen from the data, and written down with the run."""
 
     # data
-    data: str = setting("glyphs", "glyphs, digits, fashion-mnist, or a file or folder (npz, images, IDX, rec, csv)")
+    data: str = setting(
+        "glyphs", "glyphs, digits, fashion-mnist, or a file or folder (npz, images, IDX, rec, csv)", free=True
+    )
     size: int | None = setting(
         None, "side of the images in pixels; default the first image's", low=1, high=MOST_SIDE
     )
     color: str = setting("auto", "gray or rgb; auto: as the first image", choices=("auto", "gray", "rgb"))
     samples_key: str | None = setting(None, "name of the samples in an npz file")
     labels_key: str | None = setting(None, "name of the labels in an npz file")
+    levels: int | None = setting(
+        None, "how many folders name an identity; 2 for alphabet/character/1.png", low=1, high=16
+    )
     on_bad: str = setting(
         "error", "an unreadable sample stops the run, or is left out and listed", choices=UNREADABLE
     )
@@ -58,8 +64,10 @@ class Config:
     )
     sampling: str = setting("shuffled", "shuffled, balanced, or P identities of K samples", choices=SAMPLINGS)
     per_identity: int = setting(4, "K of sampling = identities", low=1, high=MANY)
-    verify: list[str] = setting([], "verification pairs to score in the end: .bin, pairs.txt, .csv; repeatable")
-    verify_images: str | None = setting(None, "folder the pairs name images in; default the data")
+    verify: list[str] = setting(
+        [], "verification pairs to score in the end: .bin, pairs.txt, .csv; repeatable", free=True
+    )
+    verify_images: str | None = setting(None, "folder the pairs name images in; default the data", free=True)
     memory: float = setting(4.0, "decode images once if they take at most so many GiB", low=0, high=1e6, free=True)
     workers: int | None = setting(
         None, "processes that read images; default one per core, at most 8", low=0, high=512, free=True
@@ -68,7 +76,9 @@ class Config:
     model: str | None = setting(None, "lenet++, iresnet18/34/50/100, mlp, none, timm:NAME, module:callable")
     model_set: dict[str, Any] = setting({}, "an option of the network, like width=24; repeatable")
     dim: int = setting(128, "dimension of the embedding; 2 and 3 make pictures", low=1, high=checks.MOST_DIM)
-    init: str | None = setting(None, "a run whose network to start from")
+    init: str | None = setting(
+        None, "a run, or a file of tensors (pt, pth, ckpt, safetensors), whose network to start from"
+    )
     head: str = setting("arcface", "a head of the family, see hypermargin.list_heads()")
     set: dict[str, Any] = setting({}, "an override of the head, like m=0.4 or scale=32; repeatable")
     settings: str = setting(
@@ -210,7 +220,7 @@ def resumed(saved: Config, given: dict[str, Any]) -> Config:
     """Return the settings of a run that goes on: as saved; of those given now, only free ones may differ."""
     free: dict[str, Any] = {}
     for field in dataclasses.fields(Config):
-        if field.name not in given or given[field.name] == getattr(saved, field.name):
+        if field.name not in given or paths.same(field.name, given[field.name], getattr(saved, field.name)):
             continue
         old, new = getattr(saved, field.name), given[field.name]
         if isinstance(old, dict) and new.items() <= old.items():  # what was decided later has been added to it
@@ -221,7 +231,7 @@ def resumed(saved: Config, given: dict[str, Any]) -> Config:
                 "Leave it out, or start a new run (its init setting can take this run's network)."
             )
         free[field.name] = new
-    return dataclasses.replace(saved, **free)
+    return dataclasses.replace(saved, **(free | paths.absolutes(free)))
 
 
 def given_in(config: Config) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import json
 import os
 import random
@@ -12,18 +13,36 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hypermargin.common.environment import cores
+from hypermargin.common.tensor_files import read_state
 from hypermargin.common.text import Say, say
 from hypermargin.data import Data, Feed, Pairs, Scaling, Split, decode_once, split
 from hypermargin.evaluate import from_scores
 from hypermargin.files import write_text
-from hypermargin.training import checkpoint
+from hypermargin.training import checkpoint, paths
 from hypermargin.training.budget import decide as decide_budget
-from hypermargin.training.build import build_head, read_data, resolve, resolve_head, start_from
+from hypermargin.training.build import (
+    build_head,
+    part_for,
+    read_again,
+    read_data,
+    resolve,
+    resolve_head,
+    start_from,
+)
 from hypermargin.training.config import Config, given_in, read_config, resumed
-from hypermargin.training.evaluation import MOST, Parts, check_same, choose_thresholds, read_pairs, score_pairs
+from hypermargin.training.evaluation import (
+    MOST,
+    UNNAMED,
+    Parts,
+    check_same,
+    choose_thresholds,
+    familiar,
+    read_pairs,
+    score_pairs,
+)
 from hypermargin.training.loop import Trainer
 from hypermargin.training.models import create_model
 from hypermargin.training.monitor import Monitor
@@ -81,6 +100,8 @@ def train(
         old = ranks.lead(lambda: _enter(folder, resume, stack))
         ranks.together(lambda: _check_seen(folder))
         stack.enter_context(left_as_found())
+        found_at = {k: v for k, v in paths.absolutes(vars(config)).items() if k != "data" or data is None}
+        config = dataclasses.replace(config, **found_at)
         if old:
             saved = read_config(folder)
             if network is None and not trust:
@@ -91,11 +112,16 @@ def train(
         if config.precision != "float32":
             # oneDNN's AMX bf16 kernels die with SIGILL on some virtual CPUs; this keeps to what they have.
             os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
-        data = data or read_data(config, tell)
+        data = data or (read_again if old else read_data)(config, tell)
         workers = config.workers if config.workers is not None else min(8, cores())
         data = decode_once(data, memory=config.memory, workers=workers, on_bad=config.on_bad, say=tell)
         verify = _read_pairs(config, data.shape)  # an error in them should come now, not after days
         trainer = (_again if old else _anew)(config, folder, data, network, ranks, tell)
+        if old and (
+            moved := {k: getattr(config, k) for k in paths.PATHS if getattr(config, k) != getattr(saved, k)}
+        ):
+            text = dataclasses.replace(saved, **moved).to_toml()
+            ranks.lead(lambda: write_text(folder / "config.toml", text))  # found there from now on
         if trainer.config.deterministic:
             make_repeatable()
         return _run(trainer, verify, quiet)
@@ -137,8 +163,7 @@ def _anew(config: Config, folder: Path, data: Data, network: nn.Module | None, r
         raise RunError(f"{data.name} is not the same for all processes. Give every machine the same data.")
     trainer = _trainer(config, folder, data, parts, about, network, ranks)
     if config.init:
-        found = find(Path(config.init), "best")
-        start_from(trainer.network, found.weights("network"), config.init)
+        start_from(trainer.network, _first_weights(trainer.network, Path(config.init)), config.init)
     _describe(trainer, bool(advised), budget, tell)
 
     def write() -> None:
@@ -150,6 +175,13 @@ def _anew(config: Config, folder: Path, data: Data, network: nn.Module | None, r
 
     ranks.lead(write)
     return trainer
+
+
+def _first_weights(network: nn.Module, init: Path) -> dict[str, Tensor]:
+    """Read the network's weights of a run, or of a file."""
+    if init.is_file():
+        return part_for(network, read_state(init))
+    return find(init, "best").weights("network")
 
 
 def _again(config: Config, folder: Path, data: Data, network: nn.Module | None, ranks: Ranks, tell: Say) -> Trainer:
@@ -225,6 +257,8 @@ def _run(trainer: Trainer, verify: dict[str, Pairs], quiet: bool) -> Result:
                 monitor.say(f"the test part cannot be measured: {error}")
         for name, pairs in verify.items():
             metrics[name] = _verify(trainer, pairs)
+            known = familiar(pairs, About.read(folder).classes)
+            monitor.say(f"{name}: {known or UNNAMED}")
         found = {"step": best.step, "best": choice.summary(), "metrics": metrics}
         text = json.dumps({**found, "why": verdict.why, "warnings": verdict.warnings}, indent=1)
         ranks.lead(lambda: write_text(folder / "result.json", text))
@@ -252,8 +286,8 @@ def _verify(trainer: Trainer, pairs: Pairs) -> dict[str, float]:
     with trainer.averaged():
         features, read = trainer.embed(feed, np.arange(len(pairs.samples)))
     trainer.feed.bad.update(feed.bad)
-    scores, same, _ = score_pairs(pairs, features, read)
-    found = from_scores(scores, same)
+    scored = score_pairs(pairs, features, read)
+    found = from_scores(scored.scores, scored.same)
     return {"eer": found.eer, "tar": found.tar[1e-3], "auc": found.auc}
 
 

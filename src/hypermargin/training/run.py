@@ -119,15 +119,29 @@ def describe(data: Data, split: Split, scaling: Scaling, network: nn.Module | No
     )
 
 
-def fingerprint(data: Data) -> str:
-    """Digest labels, names and some of the samples: enough to notice that a run is resumed on other data."""
+def fingerprint(data: Data, name: str = "") -> str:
+    """Digest labels, names and some of the samples: enough to notice that a run is resumed on other data.
+
+    With `name`, as if the data lay where those of that name did: they may have moved since.
+    """
     digest = hashlib.sha256()
     digest.update(repr((data.shape, data.classes)).encode())
     digest.update(data.labels.tobytes())
     for row in np.linspace(0, len(data) - 1, num=min(256, len(data)), dtype=int):
         inside = isinstance(data.samples, np.ndarray)
-        digest.update(np.ascontiguousarray(data.samples[row]).tobytes() if inside else data.where(row).encode())
+        content = np.ascontiguousarray(data.samples[row]).tobytes() if inside else _place(data, row, name).encode()
+        digest.update(content)
     return digest.hexdigest()
+
+
+def _place(data: Data, row: int, name: str) -> str:
+    """Return a sample's file; with `name`, where it would be if the data lay there."""
+    where = data.where(row)
+    if name:
+        for now, then in ((data.name, name), (str(Path(data.name).parent), str(Path(name).parent))):
+            if where.startswith(now):
+                return then + where[len(now) :]
+    return where
 
 
 def save_split(path: Path, split: Split) -> None:
