@@ -94,8 +94,20 @@ def train(
     Under torchrun all processes call it alike and train together: each holds a slice of the classes and takes its
     share of every batch. All must see the folder `out`. A run may be resumed by any number of them.
     """
-    folder = Path(out)
-    with joined(config) as ranks, contextlib.ExitStack() as stack:
+    with joined(config) as ranks:
+        return _train(config, Path(out), ranks, resume, data, network, quiet)
+
+
+def _train(
+    config: Config,
+    folder: Path,
+    ranks: Ranks,
+    resume: bool,
+    data: Data | None,
+    network: nn.Module | None,
+    quiet: bool,
+) -> Result:
+    with contextlib.ExitStack() as stack:
         tell: Say = (lambda _: None) if quiet or ranks.rank else say
         old = ranks.lead(lambda: _enter(folder, resume, stack))
         ranks.together(lambda: _check_seen(folder))

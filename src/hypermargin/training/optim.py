@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hypermargin import checks
 from hypermargin.head import MarginHead
 from hypermargin.layout import Layout
-from hypermargin.optim import SampledSGD
+from hypermargin.optim import SampledSGD, lay_out
 
 RATES = ("constant", "cosine", "polynomial", "step")
 OPTIMIZERS = ("adamw", "sgd")
@@ -91,6 +91,7 @@ def create_optimizer(
     "name" and its "base_lr" for `set_rate`. momentum and nesterov are SGD's. `sampled`: SampledSGD, for a head
     of which only some classes take part in a step. `half`: a GradScaler may leave steps out, which torch's fused
     optimisers do not bear (SGD begins with memory as it was, AdamW with a scaler of several ranks fails).
+    A state that is loaded takes the parameters' layout in memory.
     """
     checks.one_of("name", name, OPTIMIZERS)
     head_lr = lr if head_lr is None else head_lr
@@ -121,9 +122,13 @@ def create_optimizer(
         return SampledSGD(chosen, lr, momentum=momentum, nesterov=nesterov)
     # One kernel for all parameters; a loop over them would take longer than the mathematics of a small network.
     fused = not half and all(p.device.type in ("cpu", "cuda") for group in chosen for p in group["params"])
+    optimizer: torch.optim.Optimizer
     if name == "sgd":
-        return torch.optim.SGD(chosen, lr=lr, momentum=momentum, nesterov=nesterov, fused=fused)
-    return torch.optim.AdamW(chosen, lr=lr, fused=fused)
+        optimizer = torch.optim.SGD(chosen, lr=lr, momentum=momentum, nesterov=nesterov, fused=fused)
+    else:
+        optimizer = torch.optim.AdamW(chosen, lr=lr, fused=fused)
+    optimizer.register_load_state_dict_post_hook(lay_out)
+    return optimizer
 
 
 def set_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
