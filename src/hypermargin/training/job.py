@@ -186,7 +186,10 @@ def _run(trainer: Trainer, verify: dict[str, Pairs], quiet: bool) -> Result:
     checkpoint.note(monitor.say)
     with monitor.running():
         trainer.fit(monitor)
-        best = find(folder, "best", held=trainer.held, ranks=ranks)
+        said: list[str] = []
+        best = find(folder, "best", allow_older=True, say=said.append, held=trainer.held, ranks=ranks)
+        for text in said:
+            monitor.say(text)
         trainer.resume(best)
         metrics: dict[str, dict[str, float]] = {}
         if len(trainer.split.test):
@@ -198,7 +201,8 @@ def _run(trainer: Trainer, verify: dict[str, Pairs], quiet: bool) -> Result:
                 monitor.say(f"the test part cannot be measured: {error}")
         for name, pairs in verify.items():
             metrics[name] = _verify(trainer, pairs)
-        text = json.dumps({"step": best.step, "best": best.state["best"], "metrics": metrics}, indent=1)
+        told = {"step": best.step, "best": best.state["best"], "metrics": metrics}
+        text = json.dumps(told | ({"passed_over": said} if said else {}), indent=1)
         ranks.lead(lambda: write_text(folder / "result.json", text))
         ranks.lead(lambda: _save_thresholds(trainer, best.step, monitor.say))
         for kind, values in metrics.items():

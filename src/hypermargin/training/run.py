@@ -33,6 +33,7 @@ from hypermargin import checks
 from hypermargin.common.arrays import Array
 from hypermargin.common.environment import versions
 from hypermargin.common.tensor_files import read_npz
+from hypermargin.common.text import Say
 from hypermargin.data import Data, Scaling, Split
 from hypermargin.files import replacing
 from hypermargin.head import MarginHead
@@ -166,6 +167,7 @@ class Trained:
     config: Config
     about: About
     step: int
+    passed_over: tuple[str, ...] = ()  # why this step is not the one asked for; empty if it is
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -205,11 +207,13 @@ def load(
     device: torch.device | str = "cpu",
     network: nn.Module | None = None,
     trust: bool = False,
+    allow_older: bool = False,
 ) -> Trained:
     """Load the network and head of a run, in evaluation mode; averaged weights if the run kept them.
 
     "best" is the checkpoint that did best on the validation part; the last one if there was none. A network that
-    was handed to `train` as an object must be handed in again, with any weights.
+    was handed to `train` as an object must be handed in again, with any weights. If the checkpoint is damaged, that
+    is an error; with `allow_older` another one is taken, and `Trained.passed_over` says so.
 
     Nothing in a run's folder is executed. A run whose model is MODULE:FUNCTION names code to be imported: that is
     done only with trust=True.
@@ -228,31 +232,45 @@ def load(
         )
     network = network or create_model(model, about.shape, config.dim, **config.model_set)
     head = build_head(config, len(about.classes))
-    found = find(folder, which)
+    said: list[str] = []
+    found = find(folder, which, allow_older=allow_older, say=said.append)
     restore(found, network, head, averaged=config.ema)
-    return Trained(network.to(device).eval(), head.to(device).eval(), config, about, found.step)
+    return Trained(network.to(device).eval(), head.to(device).eval(), config, about, found.step, tuple(said))
 
 
 def find(
     folder: Path,
     which: str = "last",
     *,
+    allow_older: bool = False,
+    say: Say = lambda _: None,
     held: Slices | None = None,
     ranks: Ranks = Ranks(),  # noqa: B008 (frozen)
 ) -> checkpoint.Checkpoint:
-    """Read a checkpoint of a run; a broken best one gives way to the last."""
+    """Read the best checkpoint of a run, or the last.
+
+    If it is damaged, `allow_older` lets the newest that is whole take its place, in words; else CheckpointError.
+    """
+    kept = folder / "checkpoints"
+    known = ranks.lead(lambda: checkpoint.best_of(kept)) if which == "best" else None
     said: list[str] = []
-    last = checkpoint.load_last(folder / "checkpoints", said.append, held=held, ranks=ranks)
-    if last is None:
+    if known is not None:
+        try:
+            return checkpoint.load(kept / f"step-{known:08d}", held=held, ranks=ranks)
+        except checkpoint.CheckpointError as error:
+            said.append(f"{error}.")
+    found = checkpoint.load_last(kept, said.append, held=held, ranks=ranks)
+    if found is None:
         raise RunError(f"{folder} has no checkpoint yet.")
-    best = last.state.get("best")
-    if which == "last" or not best or best["step"] == last.step:
-        return last
-    try:
-        path = folder / "checkpoints" / f"step-{best['step']:08d}"
-        return checkpoint.load(path, held=held, ranks=ranks)
-    except checkpoint.CheckpointError:
-        return last
+    said = list(dict.fromkeys(text.removesuffix(checkpoint.GOING_BACK) for text in said))
+    if said and not allow_older:
+        raise checkpoint.CheckpointError(
+            f"{' '.join(said)} Step {found.step} is whole. To use that, load with allow_older=True; evaluate, embed, "
+            f"verify, export and head take --allow-older. To train on from it, add --resume to train --out {folder}."
+        )
+    for text in said:
+        say(f"{text} Step {found.step} is used in its place.")
+    return found
 
 
 def restore(saved: checkpoint.Checkpoint, network: nn.Module, head: MarginHead, *, averaged: float = 0.0) -> None:
