@@ -15,7 +15,7 @@ from torch import nn
 
 from hypermargin.common.environment import cores
 from hypermargin.common.text import Say, say
-from hypermargin.data import Data, Feed, Pairs, Scaling, Split, decode_once, split
+from hypermargin.data import Data, DataError, Feed, Pairs, Scaling, Split, decode_once, split
 from hypermargin.evaluate import from_scores
 from hypermargin.files import write_text
 from hypermargin.training import checkpoint
@@ -197,6 +197,8 @@ def _run(trainer: Trainer, verify: dict[str, Pairs], quiet: bool) -> Result:
                 monitor.say(f"of the test part's {len(trainer.split.test):,} samples {MOST:,} are compared")
             try:
                 metrics["test"] = trainer.evaluate(trainer.split.test)
+            except DataError:
+                raise
             except ValueError as error:
                 monitor.say(f"the test part cannot be measured: {error}")
         for name, pairs in verify.items():

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hypermargin.data import Augment, Data, Feed, Scaling, Split, at_most, batches
+from hypermargin.data import Augment, Data, DataError, Feed, Scaling, Split, at_most, batches
 from hypermargin.data.base import Rows
 from hypermargin.files import replacing
 from hypermargin.head import MarginHead
@@ -285,6 +285,8 @@ class Trainer:
             return
         try:
             values = self.evaluate(self.split.validation, MOST_VALIDATED)
+        except DataError:  # an image that cannot be read is not a part that has no pairs
+            raise
         except ValueError as error:
             monitor.say(f"the validation part cannot be measured: {error}")
             return

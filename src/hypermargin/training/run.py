@@ -265,8 +265,9 @@ def find(
     said = list(dict.fromkeys(text.removesuffix(checkpoint.GOING_BACK) for text in said))
     if said and not allow_older:
         raise checkpoint.CheckpointError(
-            f"{' '.join(said)} Step {found.step} is whole. To use that, load with allow_older=True; evaluate, embed, "
-            f"verify, export and head take --allow-older. To train on from it, add --resume to train --out {folder}."
+            f"{' '.join(said)} Step {found.step} is whole. To use that, load with allow_older=True; evaluate, "
+            f"embed, verify, export and head take --allow-older. To train on from it: train --out {folder} "
+            "--resume."
         )
     for text in said:
         say(f"{text} Step {found.step} is used in its place.")
