@@ -19,6 +19,9 @@ app = typer.Typer(
 )
 
 
+ALLOW_OLDER = "If the checkpoint is damaged, take the newest that is whole, and say so."
+
+
 @contextmanager
 def plain_errors() -> Iterator[None]:
     """Turn the library's complaints about input, which name the argument already, into usage errors.

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hypermargin.cli._app import app, plain_errors, progress
+from hypermargin.cli._app import ALLOW_OLDER, app, plain_errors, progress
 
 
 @app.command()
@@ -23,6 +23,7 @@ def embed(
     raw: Annotated[bool, typer.Option("--raw", help="Features as they are, not of unit length.")] = False,
     which: Annotated[str, typer.Option(help="best or last checkpoint.")] = "best",
     trust: Annotated[bool, typer.Option("--trust", help="Import the code that MODULE:FUNCTION names.")] = False,
+    allow_older: Annotated[bool, typer.Option("--allow-older", help=ALLOW_OLDER)] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
 ) -> None:
     """The embedding of every sample, with its norm, its file and its identity if known.
@@ -40,11 +41,13 @@ def embed(
     from hypermargin.files import free_path
     from hypermargin.training import RunError
 
-    options: Any = {"which": which, "device": device, "trust": trust}
+    options: Any = {"which": which, "device": device, "trust": trust, "allow_older": allow_older}
     with plain_errors():
         free_path("--out", out, ENDINGS, force)  # now, and not after hours
         try:
             model = open_model(run, **options)
+            for note in model.about.get("passed_over", ()):
+                say(note)
             with progress() as show:
                 found = compute(
                     model, source, batch=batch, workers=workers, levels=levels, on_bad=on_bad, raw=raw, say=say,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hypermargin.cli._app import app, plain_errors, progress
-from hypermargin.cli._tables import show
+from hypermargin.cli._app import ALLOW_OLDER, app, plain_errors, progress
+from hypermargin.cli._tables import Section, show
 
 if TYPE_CHECKING:
     from hypermargin.cli._findings import Findings
@@ -37,6 +37,7 @@ def evaluate(
     most: Annotated[int, typer.Option(help="Most samples to compare, in whole identities.", min=2)] = 50_000,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
     trust: Annotated[bool, typer.Option("--trust", help="Import the code that MODULE:FUNCTION names.")] = False,
+    allow_older: Annotated[bool, typer.Option("--allow-older", help=ALLOW_OLDER)] = False,
 ) -> None:
     """Verification, identification and geometry, with intervals, thresholds and pictures.
 
@@ -67,7 +68,7 @@ def evaluate(
                     raise ValueError(f"{labels}: labels are for embeddings in a file; a run has its own.")
                 out = out or source / "evaluation"
                 settings |= {"part": part} if data is None else {"data": Path(data).name}
-                _run(found, source, part, pairs or [], images, data, levels, most, device, trust)
+                _run(found, source, part, pairs or [], images, data, levels, most, device, trust, allow_older)
             else:
                 if images or data:
                     raise ValueError(f"--images and --data are for a run's folder; {source} is none.")
@@ -97,7 +98,7 @@ def evaluate(
 
 def _run(
     found: Findings, folder: Path, part: str, pairs: list[str], images: Path | None, data: str | None,
-    levels: int | None, most: int, device: str, trust: bool,
+    levels: int | None, most: int, device: str, trust: bool, allow_older: bool,
 ) -> None:  # fmt: skip
     """Evaluate a part of the run's own data, or all of other data; and pairs."""
     from hypermargin import checks
@@ -112,10 +113,17 @@ def _run(
     checks.one_of("--part", part, PARTS)
     if images is not None and not images.is_dir():
         raise ValueError(f"--images: there is no folder {images}.")
-    trained = load(folder, device=find_device(device), trust=trust)
+    trained = load(folder, device=find_device(device), trust=trust, allow_older=allow_older)
+    for note in trained.passed_over:
+        say(note)
     config = trained.config
     listed = read_pairs(pairs, images, trained.about.shape, config.on_bad)  # an error in them should come now
     found.document["run"] = {"step": trained.step, "model": config.model, "head": config.head}
+    if trained.passed_over:
+        found.document["run"]["passed_over"] = list(trained.passed_over)
+        found.sections.append(
+            Section("not the checkpoint asked for", (), [("passed over", trained.passed_over[0])])
+        )
     with progress() as show_progress:
         parts = None
         if data is not None and gone(config.data):
@@ -133,7 +141,7 @@ def _run(
             parts = parts or open_parts(folder, trained, most=most, progress=show_progress, say=say)
             try:
                 known = choose_thresholds(parts)
-                if most >= MOST:  # a quick look must not decide what `verify` uses
+                if most >= MOST and not trained.passed_over:  # else it must not decide what `verify` uses
                     known.save(folder)
             except ValueError as error:
                 known = None

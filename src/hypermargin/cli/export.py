@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hypermargin.cli._app import app, plain_errors
+from hypermargin.cli._app import ALLOW_OLDER, app, plain_errors
 
 
 @app.command()
@@ -21,6 +21,7 @@ def export(
     dtype: Annotated[str, typer.Option(help="Of the embedding: float32 or float16.")] = "float32",
     which: Annotated[str, typer.Option(help="best or last checkpoint.")] = "best",
     trust: Annotated[bool, typer.Option("--trust", help="Import the code that MODULE:FUNCTION names.")] = False,
+    allow_older: Annotated[bool, typer.Option("--allow-older", help=ALLOW_OLDER)] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
 ) -> None:
     """A run's network as one file that takes raw samples and needs no hypermargin; checked against torch.
@@ -37,7 +38,7 @@ def export(
     from hypermargin.deploy.formats import export as write
     from hypermargin.training import RunError
 
-    options: Any = {"format": format, "dtype": dtype, "which": which}
+    options: Any = {"format": format, "dtype": dtype, "which": which, "allow_older": allow_older}
     with plain_errors():
         path = out or run / f"model{ENDINGS.get(format, '')}"
         try:

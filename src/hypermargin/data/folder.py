@@ -13,7 +13,15 @@ from numpy.typing import NDArray
 from hypermargin import checks
 from hypermargin.common.arrays import Array
 from hypermargin.data.base import TEST, TRAIN, VALIDATION, Bad, Data, DataError, Rows, from_names
-from hypermargin.data.images import EXTENSIONS, Encoded, check_options, common_shape, leave_out
+from hypermargin.data.images import (
+    EXTENSIONS,
+    Encoded,
+    check_options,
+    check_size,
+    common_shape,
+    leave_out,
+    reason,
+)
 
 PARTS = {"train": TRAIN, "test": TEST, "val": VALIDATION, "valid": VALIDATION, "validation": VALIDATION}
 CODES = {"0": TRAIN, "1": TEST, "2": VALIDATION}
@@ -33,9 +41,12 @@ class FileImages(Encoded):
         """Read the file's content."""
         try:
             with open(self.paths[row], "rb") as file:  # half the time of Path.read_bytes
+                check_size(os.fstat(file.fileno()).st_size, self.paths[row])
                 return file.read()
-        except (OSError, ValueError) as error:
-            raise DataError(f"{self.paths[row]}: the file cannot be read ({error}).") from error
+        except DataError:
+            raise
+        except (OSError, ValueError, MemoryError) as error:
+            raise DataError(f"{self.paths[row]}: the file cannot be read ({reason(error)}).") from error
 
     def where(self, row: int) -> str:
         """Return the path."""

@@ -15,6 +15,7 @@ others are the ranges of keys of one identity.
 from __future__ import annotations
 
 import mmap
+import os
 import struct
 import warnings
 from pathlib import Path
@@ -64,8 +65,17 @@ class RecordImages(Encoded):
 
     def raw(self, row: int) -> bytes:
         """Return the encoded image."""
+        mapped = self.mapped
         try:
-            return _record(self.mapped, int(self.offsets[row]))[2]
+            left = os.stat(self.path).st_size
+        except OSError as error:
+            raise DataError(f"{self.where(row)}: the file cannot be read ({error}).") from error
+        if left < len(mapped):  # to touch a page that is gone would end the process by SIGBUS
+            raise DataError(
+                f"{self.where(row)}: the file has {left} bytes now, and had {len(mapped)} when it was opened."
+            )
+        try:
+            return _record(mapped, int(self.offsets[row]))[2]
         except _BrokenRecordError as error:
             raise DataError(f"{self.where(row)}: {error}") from None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,14 +98,15 @@ def embed(
     norms = np.empty(total, np.float32)
     kept = np.empty(total, np.int64)
     done = 0
-    for number, (samples, rows) in enumerate(feed(groups), 1):
-        if len(rows):
-            here = slice(done, done + len(rows))
-            unit, length = model.run(samples)
-            embeddings[here] = unit * length[:, None] if raw else unit
-            norms[here], kept[here] = length, rows
-            done += len(rows)
-        progress(min(number * batch, total), total)
+    with closing(feed(groups)) as read:
+        for number, (samples, rows) in enumerate(read, 1):
+            if len(rows):
+                here = slice(done, done + len(rows))
+                unit, length = model.run(samples)
+                embeddings[here] = unit * length[:, None] if raw else unit
+                norms[here], kept[here] = length, rows
+                done += len(rows)
+            progress(min(number * batch, total), total)
     bad = (*found.bad, *feed.bad.values())
     if done == 0:
         raise DataError(f"{source}: none of its {total} samples can be read; the first: {bad[0]}")

@@ -26,12 +26,13 @@ class Match:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The threshold, where it came from, and the matches."""
+    """The threshold, where it came from, and the matches; `passed_over` as in `Trained`."""
 
     first: str
     threshold: float
     origin: str
     matches: tuple[Match, ...]
+    passed_over: tuple[str, ...] = ()
 
 
 def verify(
@@ -58,7 +59,7 @@ def verify(
         Match(path, cosine, in_all_units(cosine)["angle_degrees"], cosine >= threshold)
         for path, cosine in zip(paths[1:], cosines, strict=True)
     )
-    return Verdict(paths[0], threshold, origin, tuple(matches))
+    return Verdict(paths[0], threshold, origin, tuple(matches), tuple(model.about.get("passed_over", ())))
 
 
 def _threshold(model: Model, far: float | None, threshold: float | None) -> tuple[float, str]:

@@ -48,7 +48,7 @@ def describe(
 ) -> dict[str, Any]:
     """Describe an exported network: the JSON under the key "hypermargin"."""
     config, about, head = trained.config, trained.about, trained.head
-    notes = []
+    notes = list(trained.passed_over)
     if thresholds is not None and thresholds.step != trained.step:
         notes.append(
             f"thresholds left out: they were measured at step {thresholds.step}, these weights are of step "
@@ -82,6 +82,7 @@ def describe(
         # Only the last part of a path: where the data were on some machine is nobody's business.
         "data": {**{k: v for k, v in about.data.items() if k != "left_out"}, "name": Path(about.data["name"]).name},
         "step": trained.step,
+        "passed_over": list(trained.passed_over),
         "versions": versions(),
         "trained_with": about.versions,
         "date": now(),

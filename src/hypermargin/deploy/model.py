@@ -48,6 +48,7 @@ def open_model(
     which: Literal["best", "last"] = "best",
     device: str = "cpu",
     trust: bool = False,
+    allow_older: bool = False,
     thresholds: Thresholds | None = None,
 ) -> Model:
     """Open a run's folder, an exported .onnx file, or what `hypermargin.load` gave.
@@ -62,7 +63,7 @@ def open_model(
         if device != "auto" and place.type != "cpu":
             raise ValueError(f"device must be cpu for an ONNX file; got {device!r}. Give the run's folder instead.")
         return _of_file(path)
-    trained = load(path, which, device=place, trust=trust)
+    trained = load(path, which, device=place, trust=trust, allow_older=allow_older)
     return _of_trained(str(path), trained, thresholds or Thresholds.read(path), place)
 
 

@@ -27,7 +27,7 @@ from hypermargin.common.tensor_files import (
     read_pt,
     read_safetensors,
 )
-from hypermargin.common.text import first_line
+from hypermargin.common.text import first_line, say
 from hypermargin.heads.convert import weights_of
 from hypermargin.heads.insightface import MOST_RANKS, SHARDS, insightface_range, shards_in
 from hypermargin.heads.shards import join
@@ -48,11 +48,18 @@ class Found(NamedTuple):
     missing: list[int]
 
 
-def read(paths: PathLike | Sequence[PathLike], *, prefix: str = "", classes: int | None = None) -> Weights:
+def read(
+    paths: PathLike | Sequence[PathLike],
+    *,
+    prefix: str = "",
+    classes: int | None = None,
+    allow_older: bool = False,
+) -> Weights:
     """Read the weights in a file, in several to join, in a folder of insightface's shards, or in a run's folder.
 
     - prefix: where the head is one layer of a model, the beginning of its names ("fc.")
     - classes: how many there must be; else a missing last shard cannot be noticed
+    - allow_older: of a run, as in `hypermargin.load`
 
     Shards are put in the order of their ranks; other files are joined in the order given.
     """
@@ -63,7 +70,7 @@ def read(paths: PathLike | Sequence[PathLike], *, prefix: str = "", classes: int
             f"{found.paths[0].parent}: the shards of the ranks {', '.join(map(str, found.missing))} are missing; "
             f"given are {', '.join(map(str, found.ranks))}. Give all of them, or their folder."
         )
-    parts = [read_one(path, prefix) for path in found.paths]
+    parts = [read_one(path, prefix, allow_older) for path in found.paths]
     if found.ranks:
         total = sum(part.classes for part in parts)
         for rank, part in enumerate(parts):
@@ -134,13 +141,16 @@ def _slices(parts: list[Weights], paths: list[Path]) -> list[Weights]:
     return [parts[k] for k in order if parts[k].classes]
 
 
-def read_one(path: Path, prefix: str = "") -> Weights:
+def read_one(path: Path, prefix: str = "", allow_older: bool = False) -> Weights:
     """Read one file, or the head of a run's folder."""
     if path.is_dir():
         from hypermargin.training import RunError, load
 
         try:
-            return weights_of(load(path).head)
+            trained = load(path, allow_older=allow_older)
+            for note in trained.passed_over:
+                say(note)
+            return weights_of(trained.head)
         except (RunError, OSError) as error:
             raise ValueError(str(error)) from None
     if path.suffix not in ENDINGS:

@@ -35,6 +35,7 @@ from hypermargin.training.slices import Slices
 
 FORMAT = 1
 FORMAT_OF_RANKS = 2
+GOING_BACK = " Going back to the one before."
 
 
 class CheckpointError(OSError):
@@ -217,10 +218,22 @@ def load_last(
         try:
             return load(path, device, held=held, ranks=ranks)
         except CheckpointError as error:
-            say(f"{error}. Going back to the one before.")
+            say(f"{error}.{GOING_BACK}")
     if found:
         raise CheckpointError(f"none of the {len(found)} checkpoints in {folder} can be read. Start a new run.")
     return None
+
+
+def best_of(folder: Path) -> int | None:
+    """Return the best step as the newest checkpoint has it; None if it has none, or that part of it is damaged."""
+    try:
+        newest = steps(folder)[-1]
+        raw = (newest / "state.json").read_bytes()
+        written = json.loads((newest / "manifest.json").read_text())["files"]["state.json"]["sha256"]
+        best = json.loads(raw)["best"] if hashlib.sha256(raw).hexdigest() == written else None
+        return int(best["step"]) if best else None
+    except (IndexError, OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def forget_after(folder: Path, step: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -112,10 +113,11 @@ def features_of(trained: Trained, feed: Feed, rows: Rows, progress: Progress = s
     """Compute features of samples, on the CPU, and the rows that could be read."""
     found = []
     done = 0
-    for raw, read in feed(np.split(rows, range(256, len(rows), 256))):
-        found.append((trained.features(raw), read))
-        done += len(read)
-        progress(done, len(rows))
+    with closing(feed(np.split(rows, range(256, len(rows), 256)))) as groups:
+        for raw, read in groups:
+            found.append((trained.features(raw), read))
+            done += len(read)
+            progress(done, len(rows))
     return torch.cat([f for f, _ in found]), np.concatenate([r for _, r in found])
 
 

@@ -10,6 +10,7 @@ import os
 import random
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from hypermargin.common.environment import cores
 from hypermargin.common.tensor_files import read_state
 from hypermargin.common.text import Say, say
-from hypermargin.data import Data, Feed, Pairs, Scaling, Split, decode_once, split
+from hypermargin.data import Data, DataError, Feed, Pairs, Scaling, Split, decode_once, split
 from hypermargin.evaluate import from_scores
 from hypermargin.files import write_text
 from hypermargin.training import checkpoint, paths
@@ -95,7 +96,7 @@ def train(
     share of every batch. All must see the folder `out`. A run may be resumed by any number of them.
     """
     with joined(config) as ranks:
-        return _train(config, Path(out), ranks, resume, data, network, quiet)
+        return _train(config, Path(out), ranks, resume, data, network, quiet, trust)
 
 
 def _train(
@@ -106,6 +107,7 @@ def _train(
     data: Data | None,
     network: nn.Module | None,
     quiet: bool,
+    trust: bool,
 ) -> Result:
     with contextlib.ExitStack() as stack:
         tell: Say = (lambda _: None) if quiet or ranks.rank else say
@@ -253,8 +255,11 @@ def _run(trainer: Trainer, verify: dict[str, Pairs], quiet: bool) -> Result:
     checkpoint.note(monitor.say)
     with monitor.running():
         trainer.fit(monitor)
-        best = find(folder, "best", held=trainer.held, ranks=ranks)
         choice = copy.copy(trainer.choice)
+        said: list[str] = []
+        best = find(folder, "best", allow_older=True, say=said.append, held=trainer.held, ranks=ranks)
+        for text in said:
+            monitor.say(text)
         trainer.resume(best)
         verdict = judge(trainer, choice)
         for doubt in verdict.warnings:
@@ -265,21 +270,24 @@ def _run(trainer: Trainer, verify: dict[str, Pairs], quiet: bool) -> Result:
                 monitor.say(f"of the test part's {len(trainer.split.test):,} samples {MOST:,} are compared")
             try:
                 metrics["test"] = trainer.evaluate(trainer.split.test)
+            except DataError:
+                raise
             except ValueError as error:
                 monitor.say(f"the test part cannot be measured: {error}")
         for name, pairs in verify.items():
             metrics[name] = _verify(trainer, pairs)
             known = familiar(pairs, About.read(folder).classes)
             monitor.say(f"{name}: {known or UNNAMED}")
-        found = {"step": best.step, "best": choice.summary(), "metrics": metrics}
-        text = json.dumps({**found, "why": verdict.why, "warnings": verdict.warnings}, indent=1)
+        found: dict[str, Any] = {"step": best.step, "best": choice.summary(), "metrics": metrics}
+        found |= {"why": verdict.why, "warnings": verdict.warnings, **({"passed_over": said} if said else {})}
+        text = json.dumps(found, indent=1)
         ranks.lead(lambda: write_text(folder / "result.json", text))
         ranks.lead(lambda: _save_thresholds(trainer, best.step, monitor.say))
         for kind, values in metrics.items():
             monitor.record(
                 kind, trainer.total, trainer.budget.epochs - 1, values, tested=best.step, why=verdict.why
             )
-    left_out = {where: bad for found in ranks.gathered(trainer.feed.bad) for where, bad in found.items()}
+    left_out = {where: bad for each in ranks.gathered(trainer.feed.bad) for where, bad in each.items()}
     for bad in left_out.values():
         monitor.say(f"left out: {bad}")
     return Result(folder, best.step, metrics, verdict.why, verdict.warnings)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hypermargin.data import Augment, Data, Feed, Scaling, Split, at_most, batches
+from hypermargin.data import Augment, Data, DataError, Feed, Scaling, Split, at_most, batches
 from hypermargin.data.base import Rows
 from hypermargin.files import replacing
 from hypermargin.head import MarginHead
@@ -121,7 +121,10 @@ class Trainer:
             self._save(monitor)
         with stop_signals() as stop:
             while self.epoch < epochs:
-                self._train_epoch(monitor, stop)
+                order = self._order(self.epoch)
+                mine = [self.ranks.share(rows) for rows in order[self.position :]]
+                with contextlib.closing(self.feed(mine)) as feed:
+                    self._train_epoch(order, feed, monitor, stop)
                 self.epoch, self.position = self.epoch + 1, 0
                 last = self.epoch == epochs
                 if last or (evaluate and self.epoch % evaluate == 0):
@@ -132,13 +135,11 @@ class Trainer:
         if self.unsaved:
             raise self.unsaved
 
-    def _train_epoch(self, monitor: Monitor, stop: list[int]) -> None:
+    def _train_epoch(self, order: list[Rows], feed: Iterator[Group], monitor: Monitor, stop: list[int]) -> None:
         config = self.config
         self.network.train()
         self.head.train()
-        order = self._order(self.epoch)
         started, seen = time.monotonic(), 0
-        feed = self.feed([self.ranks.share(rows) for rows in order[self.position :]])
         while self.position < len(order):
             groups = [next(feed) for _ in range(min(config.accumulate, len(order) - self.position))]
             *counts, told = self.ranks.sums([*(float(len(rows)) for _, rows in groups), float(bool(stop))])
@@ -256,9 +257,10 @@ class Trainer:
         self.network.eval()
         mine = self.ranks.share(rows)
         groups = np.split(mine, range(256, len(mine), 256))
-        found = self.ranks.together(
-            lambda: [(self._features(self.scaling(raw), self.forward).float().cpu(), r) for raw, r in feed(groups)]
-        )
+        with contextlib.closing(feed(groups)) as read:
+            found = self.ranks.together(
+                lambda: [(self._features(self.scaling(raw), self.forward).float().cpu(), r) for raw, r in read]
+            )
         self.network.train()
         return torch.cat([f for f, _ in found]), np.concatenate([r for _, r in found])
 
@@ -293,6 +295,8 @@ class Trainer:
             return
         try:
             look = look_at(self)
+        except DataError:  # an image that cannot be read is not a part that has no pairs
+            raise
         except ValueError as error:
             monitor.say(f"the validation part cannot be measured: {error}")
             return

@@ -81,6 +81,7 @@ class Events:
 
     def __init__(self, folder: Path, wanted: bool, step: int, say: Say) -> None:
         self.writer: Any = None
+        self.folder, self.say = folder, say
         if not wanted:
             return
         try:
@@ -88,25 +89,34 @@ class Events:
         except ModuleNotFoundError:
             say("No TensorBoard events: tensorboard is not installed (pip install 'hypermargin[train]').")
             return
-        with contextlib.suppress(OSError):
+        try:
             # purge_step hides what a killed run wrote after its last checkpoint.
             self.writer = SummaryWriter(str(folder), purge_step=step + 1 if step else None)
+        except OSError as error:
+            self._give_up(error)
 
     def write(self, record: dict[str, Any]) -> None:
         """Write every number under kind/name."""
         if self.writer is None:
             return
-        with contextlib.suppress(OSError):
+        try:
             for name, value in record.items():
                 if isinstance(value, float):
                     self.writer.add_scalar(f"{record['kind']}/{name}", value, record["step"])
             self.writer.flush()
+        except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        self.say(f"{self.folder} cannot be written ({error.strerror}); training goes on without it.")
+        self.close()
 
     def close(self) -> None:
         """Write what is left."""
-        if self.writer is not None:
+        writer, self.writer = self.writer, None
+        if writer is not None:
             with contextlib.suppress(OSError):
-                self.writer.close()
+                writer.close()
 
 
 class Monitor:

@@ -36,6 +36,7 @@ from hypermargin.common import plain
 from hypermargin.common.arrays import Array
 from hypermargin.common.environment import find_device, versions
 from hypermargin.common.tensor_files import read_npz
+from hypermargin.common.text import Say
 from hypermargin.data import Data, Scaling, Split
 from hypermargin.files import replacing
 from hypermargin.head import MarginHead
@@ -202,6 +203,7 @@ class Trained:
     config: Config
     about: About
     step: int
+    passed_over: tuple[str, ...] = ()  # why this step is not the one asked for; empty if it is
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -241,11 +243,13 @@ def load(
     device: torch.device | str = "cpu",
     network: nn.Module | None = None,
     trust: bool = False,
+    allow_older: bool = False,
 ) -> Trained:
     """Load the network and head of a run, in evaluation mode; averaged weights if the run kept them.
 
     "best" is the checkpoint that did best on the validation part; the last one if there was none. A network that
-    was handed to `train` as an object must be handed in again, with any weights.
+    was handed to `train` as an object must be handed in again, with any weights. If the checkpoint is damaged, that
+    is an error; with `allow_older` another one is taken, and `Trained.passed_over` says so.
 
     Nothing in a run's folder is executed. A run whose model is MODULE:FUNCTION names code to be imported, and
     options of timm's may name a file, a URL or a function: such a network is built only with trust=True.
@@ -263,7 +267,8 @@ def load(
             "network=."
         )
     place = find_device(device) if isinstance(device, str) else device
-    found = find(folder, which)
+    said: list[str] = []
+    found = find(folder, which, allow_older=allow_older, say=said.append)
     try:
         check_settings(found, config, about.shape, len(about.classes), own=network is not None)
         network = network or create_model(str(config.model), about.shape, config.dim, **without_download(config))
@@ -272,7 +277,7 @@ def load(
         restore(found, network, head, config)
     except (ValueError, TypeError) as error:
         raise RunError(f"{folder}: {str(error).rstrip('.')}.") from error
-    return Trained(network.to(place).eval(), head.to(place).eval(), config, about, found.step)
+    return Trained(network.to(place).eval(), head.to(place).eval(), config, about, found.step, tuple(said))
 
 
 def without_download(config: Config) -> dict[str, Any]:
@@ -286,22 +291,36 @@ def find(
     folder: Path,
     which: str = "last",
     *,
+    allow_older: bool = False,
+    say: Say = lambda _: None,
     held: Slices | None = None,
     ranks: Ranks = Ranks(),  # noqa: B008 (frozen)
 ) -> checkpoint.Checkpoint:
-    """Read a checkpoint of a run; a broken best one gives way to the last."""
+    """Read the best checkpoint of a run, or the last.
+
+    If it is damaged, `allow_older` lets the newest that is whole take its place, in words; else CheckpointError.
+    """
+    kept = folder / "checkpoints"
+    known = ranks.lead(lambda: checkpoint.best_of(kept)) if which == "best" else None
     said: list[str] = []
-    last = checkpoint.load_last(folder / "checkpoints", said.append, held=held, ranks=ranks)
-    if last is None:
+    if known is not None:
+        try:
+            return checkpoint.load(kept / f"step-{known:08d}", held=held, ranks=ranks)
+        except checkpoint.CheckpointError as error:
+            said.append(f"{error}.")
+    found = checkpoint.load_last(kept, said.append, held=held, ranks=ranks)
+    if found is None:
         raise RunError(f"{folder} has no checkpoint yet.")
-    best = last.state.get("best")
-    if which == "last" or not best or best["step"] == last.step:
-        return last
-    try:
-        path = folder / "checkpoints" / f"step-{best['step']:08d}"
-        return checkpoint.load(path, held=held, ranks=ranks)
-    except checkpoint.CheckpointError:
-        return last
+    said = list(dict.fromkeys(text.removesuffix(checkpoint.GOING_BACK) for text in said))
+    if said and not allow_older:
+        raise checkpoint.CheckpointError(
+            f"{' '.join(said)} Step {found.step} is whole. To use that, load with allow_older=True; evaluate, "
+            f"embed, verify, export and head take --allow-older. To train on from it: train --out {folder} "
+            "--resume."
+        )
+    for text in said:
+        say(f"{text} Step {found.step} is used in its place.")
+    return found
 
 
 def restore(saved: checkpoint.Checkpoint, network: nn.Module, head: MarginHead, config: Config) -> None:
