@@ -53,9 +53,9 @@ def run(
         checks.one_of("--part", part, tuple(PARTS))
     for name in data:
         checks.one_of("--data", name, tuple(DATA))
-    for file in FILES.values() if files is not None else ():
-        if not (files / file).is_file():
-            raise ValueError(f"--files must be a folder with {', '.join(FILES.values())}; {files} has no {file}.")
+    missing = [] if files is None else [file for file in FILES.values() if not (files / file).is_file()]
+    if missing:
+        raise ValueError(f"--files must be a folder with {', '.join(FILES.values())}; {files} has no {missing[0]}.")
     wanted = [part for part in PARTS if part in parts or not parts]
     chosen = tuple(name for name in DATA if name in data or not data)
     plan = replace(QUICK, data=chosen, files=files) if quick else Plan(chosen, repeats=repeats, files=files)

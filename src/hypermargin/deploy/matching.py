@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from hypermargin.data.folder import FileImages
-from hypermargin.deploy.metadata import in_all_units
+from hypermargin.deploy.metadata import check_preparation, in_all_units
 from hypermargin.deploy.model import Model
 
 
@@ -50,6 +50,7 @@ def verify(
         raise ValueError(f"images must be at least two; got {len(paths)}.")
     if model.dtype != "uint8":
         raise ValueError(f"verify compares image files; {model.name} takes {model.dtype} of shape {model.shape}.")
+    check_preparation(model.about)
     threshold, origin = _threshold(model, far, threshold)
     files = FileImages(paths, model.shape)
     unit, _ = model.run(torch.from_numpy(np.stack([files[k] for k in range(len(paths))])).to(model.device))
