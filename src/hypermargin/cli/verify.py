@@ -33,6 +33,7 @@ def verify(
     import dataclasses
     import json
 
+    from hypermargin.common.text import say
     from hypermargin.deploy import open_model
     from hypermargin.deploy import verify as compare
     from hypermargin.deploy.metadata import in_all_units
@@ -44,6 +45,9 @@ def verify(
             verdict = compare(open_model(run, **options), images, far=far, threshold=threshold)
         except (RunError, OSError) as error:
             raise ValueError(str(error)) from None
+    support = verdict.support
+    if support is not None and not support.enough:
+        say(support.words())
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(verdict), indent=1))
         return

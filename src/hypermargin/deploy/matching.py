@@ -12,6 +12,7 @@ import torch
 from hypermargin.data.folder import FileImages
 from hypermargin.deploy.metadata import check_preparation, in_all_units
 from hypermargin.deploy.model import Model
+from hypermargin.evaluate.thresholds import Support
 
 
 @dataclass(frozen=True)
@@ -26,12 +27,13 @@ class Match:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The threshold, where it came from, and the matches."""
+    """The threshold, where it came from, the matches, and what the FAR rests on if there is one."""
 
     first: str
     threshold: float
     origin: str
     matches: tuple[Match, ...]
+    support: Support | None = None
 
 
 def verify(
@@ -59,7 +61,9 @@ def verify(
         Match(path, cosine, in_all_units(cosine)["angle_degrees"], cosine >= threshold)
         for path, cosine in zip(paths[1:], cosines, strict=True)
     )
-    return Verdict(paths[0], threshold, origin, tuple(matches))
+    known = model.thresholds
+    support = None if far is None or known is None else known.support(far)
+    return Verdict(paths[0], threshold, origin, tuple(matches), support)
 
 
 def _threshold(model: Model, far: float | None, threshold: float | None) -> tuple[float, str]:
