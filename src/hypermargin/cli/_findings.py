@@ -122,9 +122,14 @@ class Findings:
         self.verification, self.thresholds = v, _named(chosen)
         self.samples = (features, labels) if max(g.norms.within, g.norms.between) >= SAME_LENGTH else None
         self.document |= result.to_dict()
+        supports = {far: chosen.support(far) for far in chosen.far}
+        for support in supports.values():
+            if not support.enough:
+                say(support.words())
         self.document["thresholds"] = {
             "chosen_on": chosen.part,
             "impostor": chosen.impostor,
+            "support": {far: dataclasses.asdict(each) for far, each in supports.items()},
             "points": [dataclasses.asdict(point) for point in points],
         }
         rows = result.rows()

@@ -36,6 +36,7 @@ def export(
     from hypermargin.common.text import say
     from hypermargin.deploy.formats import ENDINGS
     from hypermargin.deploy.formats import export as write
+    from hypermargin.deploy.metadata import flat
     from hypermargin.training import RunError
 
     options: Any = {"format": format, "dtype": dtype, "which": which, "allow_older": allow_older}
@@ -49,6 +50,8 @@ def export(
         say(note)
     takes = done.about["input"]
     typer.echo(f"{'written':<12} {done.path} ({done.path.stat().st_size:,} bytes)")
+    if takes["images"]:
+        typer.echo(f"{'images':<12} {flat(done.about)['resize']}")
     if not done.differences:
         typer.echo(f"{'holds':<12} the weights alone; scale samples by (value − mean)/std as its metadata say")
         return

@@ -49,6 +49,9 @@ def verify(
             verdict = compare(model, images, far=far, threshold=threshold)
         except (RunError, OSError) as error:
             raise ValueError(str(error)) from None
+    support = verdict.support
+    if support is not None and not support.enough:
+        say(support.words())
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(verdict), indent=1))
         return

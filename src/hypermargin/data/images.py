@@ -2,7 +2,7 @@
 
 What a decoded image is: palettes are looked up; transparency is laid over black; 16-bit gray keeps its high byte;
 EXIF orientation is applied; a size that differs from the wanted one is stretched to it (bilinear, antialiased).
-Float images are refused, since nothing says what their white is.
+Float images are refused, since nothing says what their white is. `PREPARATION` says the same to other programs.
 """
 
 from __future__ import annotations
@@ -30,6 +30,18 @@ BYTES = 4  # of a file for each pixel allowed, at most: what an uncompressed ima
 ORIENTATION = 0x0112  # the EXIF tag; 5 to 8 exchange width and height
 GRAY = {"1", "L", "LA", "La", "I", "F"}
 CLEAR = {"LA", "La", "PA", "RGBA", "RGBa"}
+RESIZE = "bilinear", 2  # Pillow's number of it: the triangle is as wide as the image shrinks, so it is antialiased
+PREPARATION: dict[str, Any] = {  # what `decode` does; exported with a network (deploy/metadata.py)
+    "filter": RESIZE[0],
+    "antialias": True,
+    "library": "pillow",
+    "call": "image.resize((width, height), PIL.Image.Resampling.BILINEAR), before scaling, in uint8",
+    "ratio": "stretched to height and width, nothing is cropped or added",
+    "jpeg": "of four times the size or more, decoded at 1/2, 1/4 or 1/8 first: image.draft(mode, twice the size)",
+    "orientation": "turned upright by EXIF",
+    "transparency": "laid over black",
+    "gray": "(299 R + 587 G + 114 B) / 1000",
+}
 
 
 def decode(raw: bytes, shape: tuple[int, ...], where: str) -> Array:
@@ -46,7 +58,7 @@ def decode(raw: bytes, shape: tuple[int, ...], where: str) -> Array:
         image.load()
         image = _plain(image, mode)
         if image.size != size:
-            image = image.resize(size, resample=2)  # bilinear; antialiased when it shrinks
+            image = image.resize(size, resample=RESIZE[1])
         if turn > 1:
             image = image.transpose(TURNS[turn])
         return np.array(image)

@@ -135,6 +135,7 @@ def embed(
 def _find(model: Model, source: str, levels: int | None, on_bad: str, say: Say) -> _Found:
     paths = _without_identity(Path(source))
     if paths is not None:
+        metadata.check_preparation(model.about)
         images = FileImages(paths, model.shape)
         _check(model, source, images)
         return _Found(images, images.where, None, (), [])
@@ -149,6 +150,7 @@ def _find(model: Model, source: str, levels: int | None, on_bad: str, say: Say) 
         say=say,
     )
     if isinstance(data.samples, Encoded) and rest:
+        metadata.check_preparation(model.about)
         data.samples.shape = model.shape
     _check(model, source, data.samples)
     return _Found(data.samples, data.where, data.labels, data.classes, data.bad)

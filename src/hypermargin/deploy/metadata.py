@@ -12,6 +12,7 @@ from hypermargin import checks
 from hypermargin.common.environment import now, versions
 from hypermargin.common.plain import anything, items, maybe, number, table, text, whole
 from hypermargin.data import Scaling
+from hypermargin.data.images import PREPARATION
 from hypermargin.evaluate.thresholds import COUNTS, Thresholds
 from hypermargin.evaluate.units import cosine_to_angle, cosine_to_squared_distance
 from hypermargin.training.content import MOST_VALUES
@@ -103,6 +104,7 @@ def _input(shape: tuple[int, ...], scaling: Scaling) -> dict[str, Any]:
         "channels": ("RGB" if channels == 3 else "gray") if sides else None,
         "range": [0, 255] if bytes_ else None,
         "scaling": {"inside": True, "formula": "(value - mean) / std", **dataclasses.asdict(scaling)},
+        "images": dict(PREPARATION) if bytes_ else None,
     }
 
 
@@ -130,6 +132,16 @@ def thresholds_in(about: dict[str, Any]) -> Thresholds | None:
     return Thresholds(**{**found, "eer": float(found["eer"]["cosine"]), "far": far})
 
 
+def check_preparation(about: dict[str, Any]) -> None:
+    """Check that images are prepared as a description says; before there were words for it, they were so too."""
+    for name, wanted in (about["input"].get("images") or {}).items():
+        if name in ("filter", "antialias") and wanted != PREPARATION[name]:
+            raise ValueError(
+                f"the file says that images are resized with {name} {wanted!r}; this version has "
+                f"{PREPARATION[name]!r} alone. Resize them yourself, and embed an array."
+            )
+
+
 def flat(about: dict[str, Any]) -> dict[str, str]:
     """Return the JSON under its key, and a few lines for people who list the metadata."""
     takes = about["input"]
@@ -144,6 +156,9 @@ def flat(about: dict[str, Any]) -> dict[str, str]:
         "head_classes": str(about["head"]["classes"]),
         "date": about["date"],
     }
+    if prepared := takes["images"]:
+        smooth = "antialiased" if prepared["antialias"] else "not antialiased"
+        lines["resize"] = f"{prepared['filter']}, {smooth}, as {prepared['library']} does; {prepared['ratio']}"
     if about["thresholds"]:
         lines["threshold_cosine_eer"] = f"{about['thresholds']['eer']['cosine']:.6g}"
     return lines

@@ -18,7 +18,7 @@ from hypermargin.evaluate.identification import of_samples as _identification
 from hypermargin.evaluate.openset import OpenSet, half_enrolled, open_set
 from hypermargin.evaluate.pairs import samples
 from hypermargin.evaluate.prototypes import prototypes_of
-from hypermargin.evaluate.thresholds import Thresholds
+from hypermargin.evaluate.thresholds import ENOUGH, Thresholds
 from hypermargin.evaluate.units import cosine_to_angle, cosine_to_squared_distance
 from hypermargin.evaluate.verification import FAR, Verification
 from hypermargin.evaluate.verification import of_samples as _verification
@@ -27,7 +27,6 @@ from hypermargin.margins import Margin
 Row = tuple[str, str, str, str]  # group, name, value, interval
 
 SAME_LENGTH = 1e-5  # a spread of norms below this is rounding
-ENOUGH = 10  # false accepts that a TAR must rest on to be given an interval
 
 
 @dataclass(frozen=True)
