@@ -94,8 +94,11 @@ class Config:
     lr_floor: float = setting(0.0, "least rate, as a share of lr")
     clip: float = setting(5.0, "largest gradient norm; 0: no clipping")
     ema: float = setting(0.0, "decay of averaged weights, e.g. 0.999; 0: none")
-    precision: str = setting("float32", "of the network", choices=("float32", "bfloat16", "float16"))
+    precision: str = setting("float32", "of network and head", choices=("float32", "bfloat16", "float16"))
     compile: bool = setting(False, "torch.compile the network")
+    cuda_graphs: bool | None = setting(
+        None, "record a whole step and let the GPU replay it; default where that changes nothing", free=True
+    )
     # the run
     seed: int = setting(0, "of initialisation, split, order and augmentation")
     device: str = setting("auto", "cpu, cuda, cuda:1, mps; auto: cuda if there is one", free=True)
