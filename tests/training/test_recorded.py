@@ -1,4 +1,4 @@
-"""Recorded steps. Without a GPU a recording is the step itself: all but the graph is tested here, the graph in test_cuda."""
+"""Recorded steps. Without a GPU a recording is the step itself; the graph is tested in core/test_cuda.py."""
 
 import dataclasses
 import json
@@ -167,7 +167,11 @@ def test_what_a_recording_would_freeze_is_not_recorded(tmp_path, on_the_cpu, cap
     assert "recording failed, the network draws random numbers on the CPU" in capsys.readouterr().err
     with pytest.raises(ValueError, match="cuda_graphs: this step cannot be recorded: the network draws"):
         train(
-            dataclasses.replace(config, cuda_graphs=True), tmp_path / "asked", data=data(), network=Frozen(), quiet=True
+            dataclasses.replace(config, cuda_graphs=True),
+            tmp_path / "asked",
+            data=data(),
+            network=Frozen(),
+            quiet=True,
         )
 
 
