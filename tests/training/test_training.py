@@ -278,7 +278,7 @@ def test_what_is_watched(name):
     if head.bias is not None:
         nn.init.normal_(head.bias)
     x, y = 3 * torch.randn(50, 7), torch.randint(0, 11, (50,))
-    seen = watch.look(head, x, y)
+    seen = watch.numbers(watch.look(head, x, y))
     angles = (F.normalize(x) @ F.normalize(head.weight.detach()).T).acos()
     own = angles.gather(1, y[:, None])[:, 0]
     rival = angles.scatter(1, y[:, None], 9.0).amin(1)

@@ -140,8 +140,11 @@ class Config:
     lr_floor: float = setting(0.0, "least rate, as a share of lr", low=0, high=1.0)
     clip: float = setting(5.0, "largest gradient norm; 0: no clipping", low=0, high=1e12)
     ema: float = setting(0.0, "decay of averaged weights, e.g. 0.999; 0: none", low=0, high=1.0)
-    precision: str = setting("float32", "of the network", choices=("float32", "bfloat16", "float16"))
+    precision: str = setting("float32", "of network and head", choices=("float32", "bfloat16", "float16"))
     compile: bool = setting(False, "torch.compile the network")
+    cuda_graphs: bool | None = setting(
+        None, "record a whole step and let the GPU replay it; default where that changes nothing", free=True
+    )
     # the run
     seed: int = setting(0, "of initialisation, split, order and augmentation", low=0, high=2**53)
     device: str = setting(

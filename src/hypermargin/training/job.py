@@ -347,4 +347,8 @@ def _describe(trainer: Trainer, advised: bool, budget: str, tell: Say) -> None:
          f"{': ' + ', '.join(numbers) if numbers else ''}{why}")  # fmt: skip
     if budget:
         tell(budget)
+    tell(f"head by {trainer.learner.backend(trainer.ranks.world)}")
+    if trainer.device.type == "cuda":
+        one_by_one = f"launched kernel by kernel: {trainer.why_eager}"
+        tell(f"steps: {one_by_one if trainer.why_eager else 'replayed as a CUDA graph'}")
     tell(f"epochs: {config.epochs}, steps in each: {trainer.per_epoch}, on {config.device}, in {trainer.folder}")

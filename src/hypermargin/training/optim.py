@@ -132,9 +132,13 @@ def create_optimizer(
 
 
 def set_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
-    """Set lr = base_lr·factor in every group."""
+    """Set lr = base_lr·factor in every group; a rate that is a tensor is changed in place."""
     for group in optimizer.param_groups:
-        group["lr"] = group["base_lr"] * factor
+        lr = group["base_lr"] * factor
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(lr)
+        else:
+            group["lr"] = lr
 
 
 @torch.no_grad()
@@ -169,17 +173,31 @@ class EMA:
         self.decay, self.updates = decay, 0
         self._live = nn.ModuleList(modules)
         self.mean = {name: t.detach().clone() for name, t in self._tensors().items()}
+        parameters = dict(self._live.named_parameters())
+        # A tensor, so that a recorded `take` finds it changed.
+        self._share = next(iter(parameters.values()), torch.empty(0)).new_zeros(())
 
-    @torch.no_grad()
     def update(self) -> None:
         """Take in the weights as they are now: call it after each step of the optimiser."""
-        d = min(self.decay, (1 + self.updates) / (10 + self.updates))
+        self.count()
+        self.take()
+
+    def count(self) -> None:
+        """Count an update, which settles 1 − d."""
+        self._share.fill_(1 - min(self.decay, (1 + self.updates) / (10 + self.updates)))
+        self.updates += 1
+
+    @torch.no_grad()
+    def take(self) -> None:
+        """Take in the weights with the share that `count` has settled."""
         parameters, buffers = dict(self._live.named_parameters()), dict(self._live.named_buffers())
         if parameters:
-            torch._foreach_lerp_([self.mean[n] for n in parameters], list(parameters.values()), 1 - d)
+            means = [self.mean[name] for name in parameters]
+            steps = torch._foreach_sub(list(parameters.values()), means)
+            torch._foreach_mul_(steps, self._share)
+            torch._foreach_add_(means, steps)
         for name, buffer in buffers.items():
             self.mean[name].copy_(buffer)
-        self.updates += 1
 
     @contextmanager
     def swapped(self) -> Iterator[None]:
