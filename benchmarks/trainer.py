@@ -118,8 +118,8 @@ class Setup:
             chosen = torch.from_numpy(rows).cuda()
             return samples[chosen], augment.draws(rows, seed=0, epoch=0).cuda(), labels[chosen]
 
-        every = batches(self.data.labels, "shuffled", config.batch, seed=0, epoch=0)
-        order = [rows for rows in every if len(rows) == config.batch]
+        every = batches(self.data.labels, "shuffled", self.case.batch, seed=0, epoch=0)
+        order = [rows for rows in every if len(rows) == self.case.batch]
         run: Callable[..., Any] = step
         if graph:
             run = as_graph(step, batch(order[0]), optimizer)
@@ -170,8 +170,8 @@ def as_markdown(result: dict[str, Any]) -> str:
         f"# Training steps: the trainer beside bare loops, {env['device']}",
         "",
         in_words(env),
-        f"Milliseconds per step, medians, the best of {result['rounds']} runs. AdamW, clipping, augmentation and images on "
-        "the GPU. The trainer looks at every loss, watches angles every 10 steps and writes its log every 20.",
+        f"Milliseconds per step, medians, the best of {result['rounds']} runs. AdamW, clipping, augmentation "
+        "and images on the GPU. The trainer looks at every loss, watches angles every 10 steps and logs every 20.",
         "",
         "| | " + " | ".join(CONTENDERS.values()) + " | images/s | × bare | × bare graph |",
         "|---|" + "---:|" * (len(CONTENDERS) + 3),

@@ -15,6 +15,7 @@ from hypermargin.data.base import Rows
 from hypermargin.head import MarginHead
 from hypermargin.schedule import Schedule
 from hypermargin.training import watch
+from hypermargin.training.budget import Budget
 from hypermargin.training.config import Config
 from hypermargin.training.optim import EMA, clip_gradients, create_optimizer, set_rate
 from hypermargin.training.ranks import Ranks, sync_batch_norm
@@ -167,6 +168,6 @@ class Learner:
         """Say which backend the head's steps take, and why."""
         config, settings = self.config, self.head.settings
         classes = max(1, round(self.head.classes * settings.centres * config.sample_rate))
-        rows = -(-config.batch // world)
+        rows = -(-Budget.of(config).batch // world)
         with self.autocast():
             return explain_backend(rows, classes, settings.backend, self.device, config.dim, world)

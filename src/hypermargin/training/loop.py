@@ -56,11 +56,8 @@ class Trainer:
         ranks: Ranks = Ranks(),  # noqa: B008 (frozen)
     ) -> None:
         self.config, self.data, self.split, self.scaling, self.folder = config, data, split, scaling, folder
-        self.ranks, self.learner, self.budget = (
-            ranks,
-            Learner(config, network, head, scaling, ranks),
-            Budget.of(config),
-        )
+        self.ranks, self.budget = ranks, Budget.of(config)
+        self.learner = Learner(config, network, head, scaling, ranks)
         self.network, self.head, self.device = self.learner.network, self.learner.head, self.learner.device
         self.optimizer, self.ema, self.scaler = self.learner.optimizer, self.learner.ema, self.learner.scaler
         self.least = min(least_rows(self.network, ranks), self.budget.batch)
