@@ -62,7 +62,7 @@ def decide(config: Config, images: int, identities: int) -> tuple[Config, str]:
     decided: dict[str, Any] = {
         "epochs": epochs,
         "batch": batch,
-        "lr_warmup": float(max(0.5, WARMUP * epochs)),
+        "lr_warmup": max(0.5, round(WARMUP * epochs, 2)),
         "log": min(max(10, total // LOOKS), 50) if total < 100_000 else total // 2_000,
         "evaluate": max(1, epochs // LOOKS),
     }
