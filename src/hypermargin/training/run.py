@@ -208,8 +208,8 @@ def load(
 ) -> Trained:
     """Load the network and head of a run, in evaluation mode; averaged weights if the run kept them.
 
-    "best" is the checkpoint that did best on the validation part; the last one if there was none. A network that
-    was handed to `train` as an object must be handed in again, with any weights.
+    "best" is the checkpoint that `train` chose by the validation part; the last one if there was none. A network
+    that was handed to `train` as an object must be handed in again, with any weights.
 
     Nothing in a run's folder is executed. A run whose model is MODULE:FUNCTION names code to be imported: that is
     done only with trust=True.
