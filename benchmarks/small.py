@@ -150,25 +150,42 @@ def _command(*arguments: object) -> str:
 def run(
     data: Path, sets: Sequence[str] = (), *, seeds: int = 5, out: Path | None = None, say: Say = print
 ) -> dict[str, Any]:
-    """All sets that are in the folder `data`, or those asked for; writes small.json and .md into `out`."""
+    """All sets that are in the folder `data`, or those asked for; writes small.json and .md into `out`.
+
+    Rows that are there already, of other sets, stay. Each row is written when it is measured.
+    """
     for name in sets:
         checks.one_of("--set", name, tuple(SETS))
-    rows: list[Row] = []
-    result: dict[str, Any] = {"environment": surroundings(), "rows": [], "absent": []}
-    for name in sets or SETS:
-        make, needs = SETS[name]
-        if not (data / needs).exists():
-            result["absent"].append(f"{name} ({needs})")
-            continue
+    wanted = [name for name in SETS if name in sets or not sets]
+    present = [name for name in wanted if (data / SETS[name][1]).exists()]
+    rows = [row for row in _stored(out) if row["data"] not in present]
+    absent = [f"{name} ({SETS[name][1]})" for name in wanted if name not in present]
+    result: dict[str, Any] = {"environment": surroundings(), "rows": rows, "absent": absent}
+    for name in present:
         with tempfile.TemporaryDirectory(prefix="hypermargin-") as temporary:
-            there = make(data, Path(temporary))
+            there = SETS[name][0](data, Path(temporary))
             for seed in range(seeds):
-                rows.append(measure(name, there, seed, Path(temporary)))
-                say(f"{name}, seed {seed}: ours {rows[-1].ours:.2%}, pixels {rows[-1].pixels:.2%}, "
-                    f"PCA {rows[-1].pca:.2%}, {rows[-1].seconds:.0f} s")  # fmt: skip
-    result["rows"] = [asdict(row) for row in rows]
+                row = measure(name, there, seed, Path(temporary))
+                say(f"{name}, seed {seed}: ours {row.ours:.2%}, pixels {row.pixels:.2%}, PCA {row.pca:.2%}, "
+                    f"{row.seconds:.0f} s")  # fmt: skip
+                rows.append(asdict(row))
+                rows.sort(key=lambda each: (list(SETS).index(each["data"]), each["seed"]))
+                store(result, as_markdown(result), "small", out, lambda text: None)
     store(result, as_markdown(result), "small", out, say)
     return result
+
+
+def _stored(out: Path | None) -> list[dict[str, Any]]:
+    """The rows that were measured before."""
+    path = None if out is None else out / "small.json"
+    if path is None or not path.exists():
+        return []
+    try:
+        return [asdict(Row(**row)) for row in json.loads(path.read_text(encoding="utf-8"))["rows"]]
+    except (json.JSONDecodeError, KeyError, TypeError):
+        raise ValueError(
+            f"--out has a {path.name} that this benchmark did not write; move it away or give another folder."
+        ) from None
 
 
 def as_markdown(result: dict[str, Any]) -> str:

@@ -62,7 +62,7 @@ def test_two_identities_leave_no_pairs_and_nothing_is_clearly_worse():
 def test_clearly_worse_is_the_paired_jackknife():
     """Against the formula written out: the same identities are hard for both, so that differences are sure."""
     rng = np.random.default_rng(1)
-    hard = rng.normal(0, 0.01, 12)
+    hard = rng.normal(0, 0.02, 12)
     own, other = 0.14 + hard + rng.normal(0, 1e-4, 12), 0.10 + hard + rng.normal(0, 1e-4, 12)
     worse, better = open_look(0.14, own), open_look(0.10, other)
     d = own - other
@@ -83,17 +83,17 @@ def test_accuracies_are_compared_as_shares_of_so_many_samples():
 
 
 def test_equal_networks_are_seldom_called_worse():
-    """Of pairs of sets of the same quality: one in twenty, each way; 60 trials have a standard error of 2.8 %."""
+    """Of pairs of sets of the same quality: one in twenty, each way; 40 trials have a standard error of 3.4 %."""
     rng, called = np.random.default_rng(3), 0
     labels = torch.arange(60) % 12
-    for _ in range(30):
+    for _ in range(20):
         centres = rng.normal(size=(12, 6))
         looks = [
             compare_identities(torch.from_numpy(centres[labels] + rng.normal(size=(60, 6))).float(), labels, 0.9)
             for _ in range(2)
         ]
         called += clearly_worse(*looks) + clearly_worse(*looks[::-1])
-    assert called / 60 < 0.05 + 3 * 0.028
+    assert called / 40 < 0.05 + 3 * 0.034
 
 
 def chosen(*looks, classes=CLASSES):

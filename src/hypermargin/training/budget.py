@@ -23,7 +23,7 @@ EPOCHS, MOST_EPOCHS = 20, 200
 IMAGES = 40_000_000  # in all, that a run goes through before its epochs become fewer
 FEWEST_EPOCHS = 4
 WARMUP = 1 / 40  # of the epochs
-LOOKS = 20  # at the validation part where epochs are many, and lines in a short log
+LOOKS = 20  # at the validation part where epochs are many
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ def decide(config: Config, images: int, identities: int) -> tuple[Config, str]:
     decided: dict[str, Any] = {
         "epochs": epochs,
         "batch": batch,
-        "lr_warmup": float(max(0.5, WARMUP * epochs)),
-        "log": min(max(10, total // LOOKS), 50) if total < 100_000 else total // 2_000,
+        "lr_warmup": max(0.5, round(WARMUP * epochs, 2)),
+        "log": min(max(10, total // 5), 50) if total < 100_000 else total // 2_000,
         "evaluate": max(1, epochs // LOOKS),
     }
     taken = {name: value for name, value in decided.items() if getattr(config, name) is None}

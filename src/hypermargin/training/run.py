@@ -247,9 +247,9 @@ def load(
 ) -> Trained:
     """Load the network and head of a run, in evaluation mode; averaged weights if the run kept them.
 
-    "best" is the checkpoint that did best on the validation part; the last one if there was none. A network that
-    was handed to `train` as an object must be handed in again, with any weights. If the checkpoint is damaged, that
-    is an error; with `allow_older` another one is taken, and `Trained.passed_over` says so.
+    "best" is the checkpoint that `train` chose by the validation part; the last one if there was none. A network
+    that was handed to `train` as an object must be handed in again, with any weights. If the checkpoint is damaged,
+    that is an error; with `allow_older` another one is taken, and `Trained.passed_over` says so.
 
     Nothing in a run's folder is executed. A run whose model is MODULE:FUNCTION names code to be imported, and
     options of timm's may name a file, a URL or a function: such a network is built only with trust=True.
