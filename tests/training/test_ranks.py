@@ -400,6 +400,8 @@ def test_centres_are_not_taken_for_the_prototypes_of_classes(tmp_path):
     settings = {"head": "arcface", "set": {"centres": 2, "scale": 8.0}, "epochs": 1, "shard_classes": None}
     team.run(settings, tmp_path / "run")
     trained = load(tmp_path / "run", network=team.network())
-    parts = Parts(trained, team.data(), read_split(tmp_path / "run" / "split.npz", len(team.data()), len(team.data().classes)))
+    parts = Parts(
+        trained, team.data(), read_split(tmp_path / "run" / "split.npz", len(team.data()), len(team.data().classes))
+    )
     with pytest.raises(ValueError, match="2 centres per class, so no class has one prototype"):
         kept_promises(parts)

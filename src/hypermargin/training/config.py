@@ -235,7 +235,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     """Read the settings of a TOML file, keys unchecked."""
     try:
         if path.is_file() and path.stat().st_size > MOST_BYTES:
-            raise ValueError(f"config: {path} is no file of settings: it has more than {MOST_BYTES:,} bytes.")
+            raise ValueError(f"it has more than {MOST_BYTES:,} bytes")
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"config: there is no file {path}.") from None
@@ -243,7 +243,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ValueError(f"config: {path} cannot be read ({error.strerror}).") from None
     except RecursionError:
         raise ValueError(f"config: {path} is not TOML: it is nested too deeply.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # tomllib's, of the encoding, and Python's of numbers with thousands of digits
         raise ValueError(f"config: {path} is not TOML: {first_line(error).rstrip('.')}.") from None
 
 
