@@ -1,4 +1,4 @@
-"""Every field of a run's files and of a user's config, with values that do not belong there: our words or success."""
+"""Every field of a run's files and a user's config, with values that do not belong there: our words, or success."""
 
 import contextlib
 import dataclasses
@@ -27,8 +27,8 @@ FIELDS = [field.name for field in dataclasses.fields(Config)]
 OURS = (ValueError, TypeError, RunError, CheckpointError, DivergedError)
 BASE = {
     "data": "digits", "dim": 4, "epochs": 1, "batch": 16, "log": 2, "tensorboard": False, "threads": 1,
-    "workers": 0, "model": "mlp", "model_set": {"widths": [8]}, "augment": "none", "ema": 0.5, "device": "cpu", "evaluate": 1,
-    "lr_warmup": 0.5, "keep": 1,
+    "workers": 0, "model": "mlp", "model_set": {"widths": [8]}, "augment": "none", "ema": 0.5,
+    "device": "cpu", "evaluate": 1, "lr_warmup": 0.5, "keep": 1,
 }  # fmt: skip
 # Words of torch, Python and numpy that have come through before.
 THEIRS = (

@@ -57,8 +57,8 @@ def code_in(model: str | None, options: Mapping[str, Any]) -> str | None:
     for name, value in options.items():
         if not _harmless(name, value):
             return (
-                f"the option {checks.shown(name)} = {checks.shown(value)} (model_set) of {checks.shown(model)}, which is "
-                "not among those known to name no file, URL or function"
+                f"the option {checks.shown(name)} = {checks.shown(value)} (model_set) of {checks.shown(model)}, "
+                "which is not among those known to name no file, URL or function"
             )
     return None
 
