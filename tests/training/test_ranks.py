@@ -69,9 +69,10 @@ def test_as_alone(settings, alone, tmp_path):
     metrics = in_ranks(2, settings, folder, True)
     assert metrics[0] == metrics[1]
     assert_close(alone(settings), folder)
-    assert metrics[0]["test"] == pytest.approx(
-        json.loads((alone(settings) / "result.json").read_text())["metrics"]["test"], abs=0.02
-    )
+    results = [json.loads((each / "result.json").read_text()) for each in (folder, alone(settings))]
+    assert metrics[0]["test"] == pytest.approx(results[1]["metrics"]["test"], abs=0.02)
+    assert results[0]["step"] == results[1]["step"]  # they choose alike
+    assert results[0]["why"].split(",")[0] == results[1]["why"].split(",")[0]
 
 
 @pytest.fixture(scope="module")

@@ -144,6 +144,7 @@ def test_names_of_settings_and_files_that_are_none(tmp_path):
         ({"set": {"class_margins": "x"}}, "class_margins must be a list with the numbers of each class; got 'x'"),
         ({"set": {"m": 10**400}}, "set: m must be a whole number below 2^63 in size; got a number of about 400"),
         ({"model_set": {"a": [[[[1]]]]}}, "model_set: a is nested too deeply"),
+        ({"model_set": {"dim": 3}}, "model_set: dim is not an option of a network. It is the setting dim (--dim)"),
         ({"augment": "rotate=x"}, "augment: rotate needs a number"),
         ({"lr_milestones": [0.5, 10**400]}, "lr_milestones must lie in [0, 1); got a number of about 400 digits"),
         ({"workers": 10**6}, "workers must be at most 512"),
@@ -337,9 +338,8 @@ def test_metadata_of_onnx_field_by_field(saved, third):
     trained = load(saved)
     about = metadata.describe(trained, Thresholds(0.5, {0.1: 0.6}, "validation", 4, 10, 100, trained.step))
     count = 0
-    for place, changed in mutations(
-        {name: about[name] for name in ("format", "input", "dim", "thresholds", "notes")}
-    ):
+    read_again = {name: about[name] for name in ("format", "input", "dim", "thresholds", "notes")}
+    for place, changed in mutations(read_again, third):
 
         def read(changed=changed):
             metadata.CONTENT("", changed)

@@ -98,6 +98,7 @@ def test_every_setting_has_words_and_a_flag(run, monkeypatch):
     [
         ({"epoch": 3}, ValueError, "unknown setting 'epoch'. Did you mean 'epochs'?"),
         ({"batch": 0}, ValueError, "batch must be at least 1; got 0"),
+        ({"epochs": -1}, ValueError, "epochs must be at least 0; got -1"),
         ({"epochs": "ten"}, TypeError, "epochs must be of type int; got 'ten' (str)"),
         ({"lr": True}, TypeError, "lr must be of type float; got True (bool)"),
         ({"lr": -1.0}, ValueError, "lr must be positive"),
@@ -449,7 +450,7 @@ ARGUMENTS = (
 def test_the_command_without_a_terminal(tmp_path, npz, here):
     code, out, err = here("--data", npz, *ARGUMENTS, "--out", tmp_path / "run")
     assert code == 0, err
-    assert re.search(r"^test: loss \d\.\d+  acc [\d.]+%$", out, re.M)
+    assert re.search(r"^test: loss \d\.\d+  acc [\d.]+%  \(step \d+: .* on the validation part.*\)$", out, re.M)
     assert f"run: {tmp_path / 'run'}" in out
     assert "\x1b" not in err + out
     assert re.search(r"epoch 1  step 5/\d+  loss .* acc .* own .*° .* rival .*° .* \|x\| .*/s .* left", err)
@@ -516,7 +517,7 @@ def test_config_file_then_flags(tmp_path, npz, here):
         (["--set", "m", "--data", "digits"], "--set takes name=value"),
         (["--set", "m=9", "--data", "digits"], "ArcFace(m=…) must lie in"),
         (["--model", "lenet", "--data", "digits"], "Did you mean 'lenet++'"),
-        (["--epochs", "0", "--data", "digits"], "epochs must be at least 1"),
+        (["--epochs", "-1", "--data", "digits"], "epochs must be at least 0"),
         (["--config", "none.toml"], "there is no file none.toml"),
         (["--nonsense"], "No such option"),
     ],

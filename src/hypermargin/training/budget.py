@@ -18,7 +18,7 @@ from hypermargin.training.config import Config
 LEAST, MOST = 16, 128  # samples in a batch; AdamW's and SGD's learning rates are for the larger one
 BATCHES = 16  # in an epoch of a small set, about
 STEPS = 500  # of a run at least
-SEEN = 200  # times that a run shows an identity at least
+SEEN = 150  # times that a run shows an identity at least
 EPOCHS, MOST_EPOCHS = 20, 200
 IMAGES = 40_000_000  # in all, that a run goes through before its epochs become fewer
 FEWEST_EPOCHS = 4
@@ -62,7 +62,7 @@ def decide(config: Config, images: int, identities: int) -> tuple[Config, str]:
     decided: dict[str, Any] = {
         "epochs": epochs,
         "batch": batch,
-        "lr_warmup": float(max(0.5, WARMUP * epochs)),
+        "lr_warmup": max(0.5, round(WARMUP * epochs, 2)),
         "log": min(max(10, total // LOOKS), 50) if total < 100_000 else total // 2_000,
         "evaluate": max(1, epochs // LOOKS),
     }
@@ -83,15 +83,12 @@ def _batch(images: int) -> int:
 
 def _epochs(images: int, identities: int, per_epoch: int) -> tuple[int, str]:
     """Choose the epochs, and say why."""
-    steps = math.ceil(STEPS / per_epoch)
-    shown = math.ceil(SEEN * identities / images)
-    if max(steps, shown) > EPOCHS:
-        wanted = (
-            f"few samples need many epochs to make {STEPS} steps"
-            if steps >= shown
-            else f"with few samples each, an identity is shown {SEEN} times only by many epochs"
-        )
-        return min(MOST_EPOCHS, max(steps, shown)), wanted
-    if images * EPOCHS > IMAGES:
-        return max(FEWEST_EPOCHS, IMAGES // images), f"fewer than {EPOCHS} epochs, since there are so many samples"
-    return EPOCHS, f"{EPOCHS} epochs are the default for sets of this size"
+    steps, shown = math.ceil(STEPS / per_epoch), math.ceil(SEEN * identities / images)
+    wanted, most = max(EPOCHS, steps, shown), max(FEWEST_EPOCHS, IMAGES // images)
+    if wanted > most:
+        return most, f"so many samples need no more than {most} epochs"
+    if wanted == EPOCHS:
+        return EPOCHS, f"{EPOCHS} epochs are the default for sets of this size"
+    if steps >= shown:
+        return min(MOST_EPOCHS, steps), f"with few samples only many epochs make some {STEPS} steps"
+    return min(MOST_EPOCHS, shown), f"with few samples each, only many epochs show an identity {SEEN} times"

@@ -28,6 +28,14 @@ MUCH = 3e38  # what float32 holds
 MOST_BYTES = 2**20  # of a file of settings
 
 
+def _check_options(options: dict[str, Any]) -> None:
+    for name in options.keys() & {"name", "dim", "shape"}:
+        where = {"name": "It is the setting model (--model)", "dim": "It is the setting dim (--dim)"}
+        raise ValueError(
+            f"model_set: {name} is not an option of a network. {where.get(name, 'It is that of the data')}."
+        )
+
+
 def _check_sample_rate(rate: float) -> None:
     if not 0 < rate <= 1:
         raise ValueError(f"sample_rate must lie in (0, 1], 1 being all classes; got {checks.shown(rate)}.")
@@ -66,7 +74,9 @@ class Config:
     )
     # network and head
     model: str | None = setting(None, "lenet++, iresnet18/34/50/100, mlp, none, timm:NAME, module:callable")
-    model_set: dict[str, Any] = setting({}, "an option of the network, like width=24; repeatable")
+    model_set: dict[str, Any] = setting(
+        {}, "an option of the network, like width=24; repeatable", check=_check_options
+    )
     dim: int = setting(128, "dimension of the embedding; 2 and 3 make pictures", low=1, high=checks.MOST_DIM)
     init: str | None = setting(None, "a run whose network to start from")
     head: str = setting("arcface", "a head of the family, see hypermargin.list_heads()")

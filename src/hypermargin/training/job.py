@@ -230,7 +230,9 @@ def _run(trainer: Trainer, verify: dict[str, Pairs], quiet: bool) -> Result:
         ranks.lead(lambda: write_text(folder / "result.json", text))
         ranks.lead(lambda: _save_thresholds(trainer, best.step, monitor.say))
         for kind, values in metrics.items():
-            monitor.record(kind, best.step, best.state["epoch"] - 1, values, why=verdict.why)
+            monitor.record(
+                kind, trainer.total, trainer.budget.epochs - 1, values, tested=best.step, why=verdict.why
+            )
     left_out = {where: bad for found in ranks.gathered(trainer.feed.bad) for where, bad in found.items()}
     for bad in left_out.values():
         monitor.say(f"left out: {bad}")

@@ -103,7 +103,7 @@ def look_at(trainer: Trainer) -> Look:
             return Look({"accuracy": accuracy, "loss": loss}, samples, known)
         features, read = trainer.embed(trainer.feed, at_most(split.validation, labels, MOST_VALIDATED))
         identities = torch.from_numpy(labels[read])
-        look = trainer.ranks.lead(lambda: _compared(features.to(trainer.device), identities, known))
+        look = trainer.ranks.lead(lambda: compare_identities(features.to(trainer.device), identities, known))
     # Samples that are taken as they are may lie as they like.
     return look if trainer.config.model != "none" else replace(look, apart=None, threshold=None)
 
@@ -115,7 +115,7 @@ def known_share(trainer: Trainer) -> float:
     return trainer.classified(rows[chosen])[0]
 
 
-def _compared(features: Tensor, labels: Tensor, known: float) -> Look:
+def compare_identities(features: Tensor, labels: Tensor, known: float) -> Look:
     """Compare identities that training did not see."""
     values, pairs = compare_all(features, labels)
     s = samples(features, labels)

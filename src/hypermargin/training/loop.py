@@ -116,7 +116,7 @@ class Trainer:
     def fit(self, monitor: Monitor) -> None:
         """Train from where the run is to its end."""
         epochs, evaluate = self.budget.epochs, self.budget.evaluate
-        if epochs == 0:  # the weights as they are, pretrained perhaps
+        if epochs == 0 and self.choice.step is None:  # the weights as they are, pretrained perhaps
             self._validate(monitor)
             self._save(monitor)
         with stop_signals() as stop:

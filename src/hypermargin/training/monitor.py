@@ -162,13 +162,22 @@ class Monitor:
         if self.progress is not None:
             self.progress.update(self.task, completed=step, description=f"epoch {epoch + 1}")
 
-    def record(self, kind: str, step: int, epoch: int, values: dict[str, float], *, why: str = "") -> None:
-        """Write a line to the log and to TensorBoard, and show it; `why` this step, where it was chosen."""
+    def record(
+        self,
+        kind: str,
+        step: int,
+        epoch: int,
+        values: dict[str, float],
+        *,
+        tested: int | None = None,
+        why: str = "",
+    ) -> None:
+        """Write a line to the log and to TensorBoard, and show it; in the end with the step that was tested."""
         if not self.watched:
             return
         record: dict[str, Any] = {"kind": kind, "step": step, "epoch": epoch + 1, **values}
-        if why:
-            record["why"] = why
+        if tested is not None:
+            record |= {"tested": tested, "why": why}
         self.log.write(record)
         self.events.write(record)
         if kind == "train" and self.progress is not None:
@@ -176,10 +185,9 @@ class Monitor:
             return
         where = f"epoch {epoch + 1}  step {step}/{self.total}"
         left = f"  {self._left(step)} left" if kind == "train" and step > self.first else ""
-        chosen = f"  ({why})" if why else ""
-        self.say(
-            f"{where}  {words(values)}{left}" if kind == "train" else f"{where}  {kind}  {words(values)}{chosen}"
-        )
+        about, chosen = (kind, "") if tested is None else (f"{kind} of step {tested}", f"  ({why})")
+        about = "" if kind == "train" else f"{about}  "
+        self.say(f"{where}  {about}{words(values)}{left}{chosen}")
 
     def _left(self, step: int) -> str:
         pace = (time.monotonic() - self.started) / (step - self.first)
