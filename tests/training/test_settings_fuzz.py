@@ -5,11 +5,14 @@ import dataclasses
 import json
 import os
 import shutil
+import zipfile
 
 import numpy as np
 import pytest
+import torch
 from nasty import NASTY, mutations
 
+from hypermargin import heads
 from hypermargin.compare import Plan
 from hypermargin.data import DataError, from_arrays
 from hypermargin.deploy import metadata
@@ -284,17 +287,63 @@ def test_sizes_in_run_json_take_no_memory(folder):
 @over_thirds
 def test_state_json_field_by_field(folder, third):
     step = checkpoint.steps(folder / "checkpoints")[-1]
-    path, manifest = step / "state.json", step / "manifest.json"
+    path = step / "state.json"
     state = json.loads(path.read_text())
     count = 0
     for place, changed in mutations(state, third):
         path.write_text(json.dumps(changed))
-        listed = json.loads(manifest.read_text())
-        listed["files"] |= checkpoint._digests([path])
-        manifest.write_text(json.dumps(listed))
+        resigned(step, path.name)
         in_our_words("state.json", lambda: checkpoint.load(step), place)
         count += 1
     assert count > 150
+
+
+def resigned(step, name):
+    """Write the manifest anew for a file that was changed: whoever changes one can do that too."""
+    manifest = step / "manifest.json"
+    listed = json.loads(manifest.read_text())
+    listed["files"] |= checkpoint._digests([step / name])
+    manifest.write_text(json.dumps(listed))
+
+
+def test_tensors_that_unpack_to_more_than_they_are(folder, tmp_path):
+    step = checkpoint.steps(folder / "checkpoints")[-1]
+    torch.save({"weight": torch.zeros(2**20)}, tmp_path / "zeros.pt")
+    with (
+        zipfile.ZipFile(tmp_path / "zeros.pt") as plain,
+        zipfile.ZipFile(step / "training.pt", "w", zipfile.ZIP_DEFLATED) as packed,
+    ):
+        for entry in plain.infolist():
+            packed.writestr(entry.filename, plain.read(entry))
+    resigned(step, "training.pt")
+    assert (step / "training.pt").stat().st_size < 2**14
+    with pytest.raises(CheckpointError, match="it would unpack to 4,"):
+        checkpoint.load(step)
+    shutil.copy(step / "training.pt", tmp_path / "head.pt")
+    with pytest.raises(ValueError, match="it would unpack to"):
+        heads.read(tmp_path / "head.pt")
+
+
+@pytest.mark.parametrize(
+    "content", [None, [], {}, {"optimizer": 3}, {"optimizer": {"state": {}, "param_groups": []}}]
+)
+def test_training_pt_that_is_none(folder, content):
+    step = checkpoint.steps(folder / "checkpoints")[-1]
+    torch.save(content, step / "training.pt")
+    resigned(step, "training.pt")
+    with pytest.raises((RunError, CheckpointError, ValueError)) as error:
+        train(Config(), folder, resume=True, data=data(), quiet=True)
+    assert "checkpoint" in str(error.value)
+
+
+def test_an_optimiser_of_other_shapes(folder):
+    step = checkpoint.steps(folder / "checkpoints")[-1]
+    training = torch.load(step / "training.pt", weights_only=True)
+    training["optimizer"]["state"][0]["exp_avg"] = torch.zeros(1).expand(10**12)  # as large as a stranger says
+    torch.save(training, step / "training.pt")
+    resigned(step, "training.pt")
+    with pytest.raises(ValueError, match=r"its exp_avg 0 has shape \(1000000000000,\)"):
+        train(Config(), folder, resume=True, data=data(), quiet=True)
 
 
 @over_thirds

@@ -5,6 +5,7 @@ Writers write to the path they are given; for a file that is whole or not there,
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,7 @@ def write_pt(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 def read_pt(path: Path, device: torch.device | str = "cpu") -> Any:
     """Read a .pt file of tensors and plain containers; a pickle.UnpicklingError if it holds anything else."""
+    _check_archive(path)
     return torch.load(path, map_location=device, weights_only=True)
 
 
@@ -100,6 +102,16 @@ def read_arrays(path: Path) -> Array | dict[str, Array]:
 def holds_objects(error: Exception) -> bool:
     """Tell whether numpy refused a file because it holds Python objects."""
     return "allow_pickle" in str(error) or "Python objects" in str(error)
+
+
+def _check_archive(path: Path) -> None:
+    """Refuse an archive that unpacks to more than it is: torch.save compresses nothing, torch.load unpacks it all."""
+    if not zipfile.is_zipfile(path):
+        return  # of torch before 1.6; its tensors are read from the file as they are
+    with zipfile.ZipFile(path) as archive:
+        size = sum(entry.file_size for entry in archive.infolist())
+    if size > path.stat().st_size:
+        raise ValueError(f"it would unpack to {size:,} bytes, which torch.save does not do")
 
 
 def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
