@@ -105,7 +105,7 @@ def holds_objects(error: Exception) -> bool:
 
 
 def _check_archive(path: Path) -> None:
-    """Refuse an archive that unpacks to more than it is: torch.save compresses nothing, torch.load unpacks it all."""
+    """Refuse an archive that unpacks to more than it is: torch.save packs nothing, torch.load unpacks it all."""
     if not zipfile.is_zipfile(path):
         return  # of torch before 1.6; its tensors are read from the file as they are
     with zipfile.ZipFile(path) as archive:
