@@ -171,7 +171,7 @@ def test_a_setting_of_a_saved_run(folder, field):
     assert refused > len(NASTY) / 3
 
 
-@pytest.mark.slow  # 3,200 loads
+@pytest.mark.slow  # 2,856 loads
 @pytest.mark.parametrize("field", FIELDS)
 def test_every_setting_of_a_saved_run(folder, field):
     assert len(list(_loads_with(folder, field))) == len(NASTY)
@@ -410,7 +410,7 @@ def test_plan_json_field_by_field(tmp_path, third):
         assert told is None or "plan.json is damaged" in told
 
 
-@pytest.mark.slow  # some hundred trainings of a second
+@pytest.mark.slow  # 192 trainings
 @pytest.mark.parametrize("field", [f for f in FIELDS if f not in ("compile", "timeout")])
 def test_what_is_accepted_trains(field, tmp_path):
     """Every nasty value that a config takes goes through a training, or ends in words."""
