@@ -99,9 +99,9 @@ def measure(name: str, data: Path, seed: int, folder: Path) -> Row:
     _command("export", run)
     result = json.loads((run / "result.json").read_text(encoding="utf-8"))
     found = json.loads((run / "evaluation" / "evaluation.json").read_text(encoding="utf-8"))["verification"]
-    config = read_toml(run / "config.toml")
     images = decode_once(open_data(str(data)), memory=4.0, workers=0, on_bad="error", say=lambda text: None)
     parts = read_split(run / "split.npz", len(images), len(images.classes))
+    config = read_toml(run / "config.toml")
     samples, labels = np.asarray(images.samples), images.labels
     flat = samples.reshape(len(samples), -1).astype(np.float32)
     known, test = np.concatenate((parts.train, parts.validation)), parts.test

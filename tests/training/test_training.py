@@ -573,7 +573,7 @@ def test_code_named_by_a_run_is_not_run_unasked(tmp_path, monkeypatch):
     train(config, tmp_path / "run", data=blobs(), quiet=True)
     (tmp_path / "imported").unlink()
     monkeypatch.delitem(sys.modules, "mynet")
-    with pytest.raises(RunError, match=r"names code of its own for the network, mynet:build"):
+    with pytest.raises(RunError, match=r"names code of its own for the network, model = 'mynet:build'"):
         load(tmp_path / "run")
     assert not (tmp_path / "imported").exists()
     assert load(tmp_path / "run", trust=True).embed(blobs().samples[:2]).shape == (2, 8)

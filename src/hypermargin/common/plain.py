@@ -94,7 +94,7 @@ def table(
             found = optional.get(name) or rest
             if found is None:
                 raise ValueError(f"{before}{checks.shown(name)} is not known here")
-            found(f"{before}{name}", value[name])
+            found(f"{before}{name if name.isidentifier() else checks.shown(name)}", value[name])
 
     return work
 

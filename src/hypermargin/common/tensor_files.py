@@ -66,6 +66,7 @@ class NotTensorsError(ValueError):
 
 def read_pt(path: Path, device: torch.device | str = "cpu") -> Any:
     """Read a .pt, .pth or .ckpt file of tensors and plain containers; NotTensorsError if it holds anything else."""
+    _check_archive(path)
     if _is_torchscript(path):
         raise NotTensorsError(
             "it is a TorchScript program, which is not read, because it would have to be run. Where you trust it, "
@@ -166,6 +167,16 @@ def read_arrays(path: Path) -> Array | dict[str, Array]:
 def holds_objects(error: Exception) -> bool:
     """Tell whether numpy refused a file because it holds Python objects."""
     return "allow_pickle" in str(error) or "Python objects" in str(error)
+
+
+def _check_archive(path: Path) -> None:
+    """Refuse an archive that unpacks to more than it is: torch.save packs nothing, torch.load unpacks it all."""
+    if not zipfile.is_zipfile(path):
+        return  # of torch before 1.6; its tensors are read from the file as they are
+    with zipfile.ZipFile(path) as archive:
+        size = sum(entry.file_size for entry in archive.infolist())
+    if size > path.stat().st_size:
+        raise ValueError(f"it would unpack to {size:,} bytes, which torch.save does not do")
 
 
 def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hypermargin import checks
+from hypermargin.common.plain import anything, items, table, text, whole
 from hypermargin.common.text import parse_call
 from hypermargin.family import list_heads
 from hypermargin.files import write_text
@@ -26,6 +27,10 @@ MOST_SEEDS, MOST_HEADS = 1000, 100
 FORMAT = 2
 # What 0.1, whose plans are of format 1, took where a plan says nothing; its runs must go on alike.
 BEFORE = {"epochs": 20, "batch": 128, "lr_warmup": 0.5, "log": 50, "evaluate": 1}
+CONTENT = table(
+    {"settings": table({}, rest=anything), "heads": items(text, 1, MOST_HEADS)},
+    open={"format": whole(1, FORMAT), "seeds": whole(1, MOST_SEEDS), "plane": whole(0, MANY)},
+)
 OWN = ("head", "set", "seed", "threads")  # settings that a comparison decides itself
 
 
@@ -118,11 +123,12 @@ class Plan:
         """Read plan.json."""
         saved = read_json(out / "plan.json")
         try:
+            CONTENT("", saved)
             version = saved.pop("format", 1)
             if version == 1:
                 saved["settings"] = {**BEFORE, **saved["settings"]}
             return cls(**{**saved, "heads": tuple(saved["heads"])})
-        except (TypeError, KeyError, ValueError, AttributeError) as error:
+        except (TypeError, ValueError) as error:
             raise RunError(f"{out / 'plan.json'} is damaged: {error}") from None
 
     def grown(

@@ -29,7 +29,7 @@ from hypermargin.common.tensor_files import has_safetensors, read_pt, read_safet
 from hypermargin.common.text import Say, first_line
 from hypermargin.files import sync
 from hypermargin.training import slices
-from hypermargin.training.content import STATE
+from hypermargin.training.content import MANIFEST, STATE
 from hypermargin.training.ranks import Ranks
 from hypermargin.training.slices import Slices
 
@@ -178,7 +178,7 @@ def load(
 def _read(path: Path, version: int, device: torch.device | str, held: Slices | None) -> Checkpoint:
     try:
         state = read_json(path / "state.json")
-        STATE("state.json: ", state)
+        STATE("state.json", state)
         training = read_pt(path / "training.pt")
         if version == FORMAT_OF_RANKS:
             from hypermargin.training import dcp
@@ -246,9 +246,10 @@ def check(path: Path, ranks: Ranks = Ranks()) -> int:  # noqa: B008 (frozen)
     """Compare sizes and digests with the manifest; return its format. Each rank checks some of the files."""
     try:
         manifest = read_json(path / "manifest.json")
+        MANIFEST("", manifest)
         files = {str(name): (about["bytes"], about["sha256"]) for name, about in manifest["files"].items()}
         version = int(manifest["format"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError):
         raise CheckpointError(f"checkpoint {path} is incomplete: its manifest.json is missing or broken") from None
     if version not in (FORMAT, FORMAT_OF_RANKS):
         raise CheckpointError(

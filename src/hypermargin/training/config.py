@@ -29,6 +29,14 @@ MUCH = 3e38  # what float32 holds
 MOST_BYTES = 2**20  # of a file of settings
 
 
+def _check_options(options: dict[str, Any]) -> None:
+    for name in options.keys() & {"name", "dim", "shape"}:
+        where = {"name": "It is the setting model (--model)", "dim": "It is the setting dim (--dim)"}
+        raise ValueError(
+            f"model_set: {name} is not an option of a network. {where.get(name, 'It is that of the data')}."
+        )
+
+
 def _check_sample_rate(rate: float) -> None:
     if not 0 < rate <= 1:
         raise ValueError(f"sample_rate must lie in (0, 1], 1 being all classes; got {checks.shown(rate)}.")
@@ -74,7 +82,9 @@ class Config:
     )
     # network and head
     model: str | None = setting(None, "lenet++, iresnet18/34/50/100, mlp, none, timm:NAME, module:callable")
-    model_set: dict[str, Any] = setting({}, "an option of the network, like width=24; repeatable")
+    model_set: dict[str, Any] = setting(
+        {}, "an option of the network, like width=24; repeatable", check=_check_options
+    )
     dim: int = setting(128, "dimension of the embedding; 2 and 3 make pictures", low=1, high=checks.MOST_DIM)
     init: str | None = setting(
         None, "a run, or a file of tensors (pt, pth, ckpt, safetensors), whose network to start from"
@@ -248,7 +258,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     """Read the settings of a TOML file, keys unchecked."""
     try:
         if path.is_file() and path.stat().st_size > MOST_BYTES:
-            raise ValueError(f"config: {path} is no file of settings: it has more than {MOST_BYTES:,} bytes.")
+            raise ValueError(f"it has more than {MOST_BYTES:,} bytes")
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"config: there is no file {path}.") from None
@@ -256,7 +266,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ValueError(f"config: {path} cannot be read ({error.strerror}).") from None
     except RecursionError:
         raise ValueError(f"config: {path} is not TOML: it is nested too deeply.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # tomllib's, of the encoding, and Python's of numbers with thousands of digits
         raise ValueError(f"config: {path} is not TOML: {first_line(error).rstrip('.')}.") from None
 
 

@@ -73,3 +73,4 @@ STATE = table(
     },
     rest=anything,
 )
+MANIFEST = table({"format": whole(), "files": table({}, rest=table({"bytes": whole(), "sha256": text}))})

@@ -37,6 +37,20 @@ def check_settings(saved: Checkpoint, config: Config, shape: tuple[int, ...], cl
         check_network(saved, network, config, shape)
 
 
+def check_resumed(
+    saved: Checkpoint,
+    network: nn.Module,
+    head: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    config: Config,
+    shape: tuple[int, ...],
+) -> None:
+    """Raise ValueError where training cannot go on from the checkpoint with what was made for it."""
+    check_network(saved, network, config, shape)
+    check_head(saved, head, config)
+    check_optimizer(saved, optimizer, config)
+
+
 def check_network(saved: Checkpoint, network: nn.Module, config: Config, shape: tuple[int, ...]) -> None:
     """Raise ValueError where the checkpoint's network is another."""
     differs = _difference(saved.weights("network"), network.state_dict())

@@ -25,7 +25,7 @@ from hypermargin.training.build import rate_at
 from hypermargin.training.checkpoint import Checkpoint, CheckpointError
 from hypermargin.training.config import Config
 from hypermargin.training.evaluation import MOST, compare_all, decide
-from hypermargin.training.fit import check_head, check_network, check_optimizer
+from hypermargin.training.fit import check_resumed
 from hypermargin.training.learner import Batch, Forward, Learner
 from hypermargin.training.look import look_at
 from hypermargin.training.monitor import Monitor
@@ -333,9 +333,7 @@ class Trainer:
 
     def resume(self, saved: Checkpoint) -> None:
         """Take everything up where the checkpoint left it, by however many ranks it was written."""
-        check_network(saved, self.network, self.config, self.data.shape)
-        check_head(saved, self.head, self.config)
-        check_optimizer(saved, self.optimizer, self.config)
+        check_resumed(saved, self.network, self.head, self.optimizer, self.config, self.data.shape)
         self.network.load_state_dict(saved.weights("network"))
         weights, averages = saved.weights("head"), dict(saved.training.get("ema", {}))
         if self.ranks.world > 1:  # which classes a rank holds is its own affair

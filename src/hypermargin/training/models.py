@@ -46,7 +46,9 @@ def create_model(name: str, shape: Shape, dim: int, **options: Any) -> nn.Module
     known = list(inspect.signature(MODELS[name]).parameters)[2:]
     for option in options.keys() - known:
         has = f"the option {', '.join(known)}" if known else "no options"
-        raise ValueError(f"model {name!r} has {has}; got {option!r}.{checks.near(option, known)}")
+        raise ValueError(
+            f"model_set: model {name!r} has {has}; got {checks.shown(option)}.{checks.near(option, known)}"
+        )
     with enough_memory(f"model {name!r} with {checks.shown(options)} for samples of shape {shape}"):
         return MODELS[name](shape, dim, **options)
 

@@ -53,12 +53,12 @@ def code_in(model: str | None, options: Mapping[str, Any]) -> str | None:
     if ":" not in model:
         return None
     if not model.startswith("timm:"):
-        return f"code of its own for the network, {checks.shown(model)}"
+        return f"code of its own for the network, model = {checks.shown(model)}"
     for name, value in options.items():
         if not _harmless(name, value):
             return (
-                f"the option {checks.shown(name)} = {checks.shown(value)} for {checks.shown(model)}, which is not "
-                "among those known to name no file, URL or function"
+                f"the option {checks.shown(name)} = {checks.shown(value)} (model_set) of {checks.shown(model)}, "
+                "which is not among those known to name no file, URL or function"
             )
     return None
 
