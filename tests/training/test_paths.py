@@ -93,9 +93,7 @@ def test_runs_of_before_hold_relative_paths(place, monkeypatch):
     folder = place / "here" / "run"
     text = (folder / "config.toml").read_text().replace(str(place / "here") + "/", "")
     (folder / "config.toml").write_text(text)
-    with pytest.raises(
-        ValueError, match=r"the data of the run were photos, and there is no .*elsewhere/photos"
-    ):
+    with pytest.raises(ValueError, match=r"the data of the run were photos, and there is no .*elsewhere/photos"):
         open_parts(folder, hm.load(folder))
     monkeypatch.chdir(place / "here")
     assert len(open_parts(folder, hm.load(folder)).data) == len(PIXELS)
