@@ -197,8 +197,9 @@ def _named(found: Findings, source: Path, names: Path | None, pairs: list[str], 
     from hypermargin.evaluate import score_named
     from hypermargin.evaluate.files import read_named
 
+    lists = [_there(listed) for listed in pairs]
     embeddings, whose = read_named(source, names)
-    scored = {listed: score_named(embeddings, whose, listed, metric=metric) for listed in map(_there, pairs)}
+    scored = {listed: score_named(embeddings, whose, listed, metric=metric) for listed in lists}
     for listed, scores in scored.items():
         found.add_scores(scores, "distance" if metric == "euclidean" else metric, Path(listed).name)
 

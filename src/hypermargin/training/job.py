@@ -131,10 +131,9 @@ def _train(
         data = decode_once(data, memory=config.memory, workers=workers, on_bad=config.on_bad, say=tell)
         verify = _read_pairs(config, data.shape)  # an error in them should come now, not after days
         trainer = (_again if old else _anew)(config, folder, data, network, ranks, tell)
-        if old and (
-            moved := {k: getattr(config, k) for k in paths.PATHS if getattr(config, k) != getattr(saved, k)}
-        ):
-            text = dataclasses.replace(saved, **moved).to_toml()
+        places = {name: getattr(config, name) for name in paths.PATHS}
+        if old and any(getattr(saved, name) != place for name, place in places.items()):
+            text = dataclasses.replace(saved, **places).to_toml()
             ranks.lead(lambda: write_text(folder / "config.toml", text))  # found there from now on
         if trainer.config.deterministic:
             make_repeatable()
