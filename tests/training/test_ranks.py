@@ -1,5 +1,6 @@
 """`train` on several processes: the result does not depend on how many there are, nor on when that changes."""
 
+import contextlib
 import copy
 import hashlib
 import json
@@ -222,10 +223,12 @@ def test_killed_during_a_save(who, operations, alone, tmp_path):
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads have names in Linux's /proc")
 def test_nothing_holds_the_group(tmp_path):
     """A thread of gloo that is alive when the interpreter goes may abort a process that has done its work."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    said = team.ranks(3, "test_ranks", "let_go", tmp_path, port, wait=180)
+    with contextlib.ExitStack() as stack:
+        free = [stack.enter_context(socket.socket()) for _ in range(3)]
+        for each in free:
+            each.bind(("127.0.0.1", 0))
+        ports = [each.getsockname()[1] for each in free]
+    said = team.ranks(3, "test_ranks", "let_go", tmp_path, ports, wait=180)
     for rank, (found, *left) in enumerate(said):
         assert [words.partition(":")[0] for words in found] == [
             "finished", "finished", "Interrupted", "KeyError" if rank == 1 else "LostRankError",
@@ -233,11 +236,12 @@ def test_nothing_holds_the_group(tmp_path):
         assert left == [[], [], [], []]
 
 
-def let_go(folder, port):
+def let_go(folder, ports):
     """Runs in a group of the caller's and in their own, finished, stopped, failed; gloo's threads after each."""
     found, left = [], []
 
     def ended(name, *arguments):
+        os.environ["MASTER_PORT"] = str(ports[len(left) - 1])  # each meets anew
         error = None
         try:
             team.run({"head": "arcface", "epochs": 1}, folder / name, *arguments)
@@ -251,7 +255,7 @@ def let_go(folder, port):
         left.append([name for name in names if "gloo" in name])
 
     ended("theirs")
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE="3", RANK=str(team.RANK[0]))
+    os.environ.update(MASTER_ADDR="127.0.0.1", WORLD_SIZE="3", RANK=str(team.RANK[0]))
     ended("own")
     ended("stopped", False, (None, 1))
     if team.RANK[0] == 1:
