@@ -93,7 +93,8 @@ def train(
     Ctrl-C saves and raises Interrupted. A loss that is not finite raises DivergedError.
 
     Under torchrun all processes call it alike and train together: each holds a slice of the classes and takes its
-    share of every batch. All must see the folder `out`. A run may be resumed by any number of them.
+    share of every batch. All must see the folder `out`. A run may be resumed by any number of them. A process group
+    of your own is used and left to you: destroy it before the program ends, or gloo may abort it.
     """
     with joined(config) as ranks:
         return _train(config, Path(out), ranks, resume, data, network, quiet, trust)

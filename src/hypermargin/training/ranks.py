@@ -167,7 +167,7 @@ def joined(config: Config) -> Iterator[Ranks]:
         timeout = timedelta(seconds=config.timeout)
         if not started:
             if config.precision == "float16":
-                import torch.distributed.fsdp.sharded_grad_scaler
+                from torch.distributed.fsdp import sharded_grad_scaler  # noqa: F401
             each = torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
             cuda = find_device(config.device).type == "cuda"
             # NCCL refuses two ranks on one GPU.
