@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from formats import encoded, noise, write_faces
 
-from hypermargin.data import DataError, read_folder
+from hypermargin.data import DataError, read_folder, read_records
 from hypermargin.data import workers as module
 from hypermargin.data.base import Bad
 from hypermargin.data.images import MAX_PIXELS
@@ -233,3 +234,25 @@ def test_the_limit_of_pixels_can_be_raised_and_lowered(photos, monkeypatch):
     monkeypatch.setenv("HYPERMARGIN_MAX_PIXELS", "many")
     with pytest.raises(ValueError, match="HYPERMARGIN_MAX_PIXELS must be a number of pixels, from 1; got 'many'"):
         decode_once(data)
+
+
+def cut_and_read(path, pipe):
+    data = read_records(path)
+    assert data.samples[9].shape == (40, 40)
+    os.truncate(path, 4096)
+    try:
+        data.samples[9]
+    except DataError as error:
+        pipe.send(str(error))
+
+
+def test_a_record_file_that_is_cut_off_while_it_is_mapped(tmp_path):
+    """In a process of its own: on a page that is gone the system ends it, by SIGBUS."""
+    path = write_faces(tmp_path / "train.rec", [0, 1] * 5, [encoded(noise(40, 40, seed=k)) for k in range(10)])
+    ours, theirs = FORK.Pipe()
+    child = FORK.Process(target=cut_and_read, args=(path, theirs))
+    child.start()
+    child.join(30)
+    assert child.exitcode == 0
+    assert "train.rec, key 10" in (words := ours.recv())
+    assert "the file has 4096 bytes now, and had" in words

@@ -144,7 +144,7 @@ def test_two_resumes_at_once(tmp_path, undisturbed, monkeypatch, times):  # noqa
     for k in range(times):
         folder = tmp_path / str(k)
         with monkeypatch.context() as patch:
-            at_step(patch, 5 + k, lambda: signalled(signal.SIGTERM))
+            at_step(patch, 3 + k % 8, lambda: signalled(signal.SIGTERM))
             with pytest.raises(Interrupted):
                 run(ADAMW, folder)
         children = [in_child(resumed, ADAMW, folder) for _ in range(3)]
@@ -165,14 +165,17 @@ def on_a_full_disk(settings, folder, most):
         try:
             train(Config(**{**BASE, **settings}), folder, resume=True, data=data(), network=network(), quiet=True)
         except OSError as error:  # CheckpointError too
-            sys.exit(3 if str(folder) in str(error) and "File too large" in str(error) else 4)
+            told = str(error)  # of a checkpoint, torch's and safetensors' words for it stand in ours
+            sys.exit(
+                3 if str(folder) in told and ("File too large" in told or "could not be written" in told) else 4
+            )
 
 
-LIMITS = [0, 300, 1000, 1300, 4000]
+LIMITS = [0, 1000, 1300, 6000]
 
 
 @pytest.mark.parametrize(
-    "limits", [LIMITS, pytest.param([*range(0, 12_000, 100)], marks=pytest.mark.slow)], ids=["some", "all"]
+    "limits", [LIMITS, pytest.param([*range(0, 12_000, 400)], marks=pytest.mark.slow)], ids=["some", "all"]
 )
 def test_a_full_disk_in_every_writer_of_a_run(tmp_path, undisturbed, limits, capsys):  # noqa: F811
     """Files may be this long and no longer: config, split, log, events, checkpoint, thresholds, result."""

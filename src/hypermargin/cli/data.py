@@ -46,13 +46,16 @@ def data(
         )  # fmt: skip
         if check or out is not None:
             found = decode_once(found, memory=float("inf"), workers=workers, on_bad=on_bad, say=say)
-        if picture is not None:
-            from PIL import Image
+        try:
+            if picture is not None:
+                from PIL import Image
 
-            with replacing(picture) as temporary:
-                Image.fromarray(montage(found)).save(temporary)
-        if out is not None:
-            save_npz(found, out)
+                with replacing(picture) as temporary:
+                    Image.fromarray(montage(found)).save(temporary)
+            if out is not None:
+                save_npz(found, out)
+        except OSError as error:
+            raise ValueError(str(error)) from None
     for name, text in [("data", found.name), *summary(found)]:
         typer.echo(f"{name:<12} {text}")
     for path in filter(None, (picture, out)):

@@ -126,7 +126,11 @@ def _fits(cells: list[str]) -> list[str]:
 def _kind(lines: list[list[str]]) -> str:
     fits = [kind for cells in lines for kind in _fits(cells)]
     # In this order if several fit all lines: a list of LFW's with genuine pairs alone would be refused anyway.
-    return max((ANSWER_FIRST, ANSWER_LAST, LFW), key=fits.count) if fits else ", or ".join((LFW, ANSWER_FIRST, ANSWER_LAST))
+    return (
+        max((ANSWER_FIRST, ANSWER_LAST, LFW), key=fits.count)
+        if fits
+        else ", or ".join((LFW, ANSWER_FIRST, ANSWER_LAST))
+    )
 
 
 def _csv(path: Path) -> Iterator[Listed | Bad]:
