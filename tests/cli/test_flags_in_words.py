@@ -51,6 +51,13 @@ def test_every_parameter_of_every_command(command):
         ("verify", "threshold and far both decide", "--threshold and --far both decide"),
         ("train", "sample_rate = 0.5 needs optimizer = sgd", "--sample-rate = 0.5 needs --optimizer = sgd"),
         ("compare", "heads must differ", "--head must differ"),
+        ("train", "--set takes name=value, like m=0.4; got", "--set takes name=value, like m=0.4; got"),
+        ("train", "pairs: there is no file x.bin", "--verify: there is no file x.bin"),
+        (
+            "train",
+            "arcface has no setting 'x'; it takes m, unit_weight",
+            "arcface has no setting 'x'; it takes m, unit_w",
+        ),
     ],
 )
 def test_words_of_the_library(command, said, wanted):

@@ -47,20 +47,22 @@ def in_flags(text: str, parameters: Sequence[Any]) -> str:
     A name that is an English word too is only taken for one where a complaint begins, or before " = ".
     """
     flags = {each.name: option for each in parameters for option in each.opts[:1] if option.startswith("--")}
-    if "out" in flags:
-        flags.setdefault("path", flags["out"])  # what functions of the library call it
+    # What functions of the library call it.
+    for ours, theirs in (("out", "path"), ("head", "heads"), ("verify", "pairs")):
+        if ours in flags:
+            flags.setdefault(theirs, flags[ours])
     if "force" in flags:
         text = text.replace("replace=True (--force)", flags["force"]).replace("replace=True", flags["force"])
-    if "head" in flags:
-        flags.setdefault("heads", flags["head"])
     if "set" in flags:  # of the head, and of its margin
         flags = {name: f"--set {name}" for name in (*OF_A_HEAD, "m", "m1", "m2", "m3")} | flags
     if "m" in flags:
         text = re.sub(r"^\w+\((m\d?)=…\) must", r"\1 must", text)  # ArcFace(m=…)
     for name, flag in flags.items():
-        bare = rf"(?<![\w\-./'\"]){name}"
+        bare = rf"(?<![\w\-./'\",:]){name}"
         text = re.sub(rf"^{name}(?= must\b| takes\b| needs\b| and [\w\-]+ both| = |: |\[)", flag, text)
         text = re.sub(rf"(?<= and ){name}(?= both)|{bare}(?= = )|{bare}=True\b", flag, text)
+        if flag.startswith("--set "):
+            continue
         text = re.sub(rf"{bare}=(['\"]?)(\w+)\1", rf"{flag} \2", text)
         if "_" in name:
             text = re.sub(rf"{bare}(?![\w\-/(=])(?!\.\w)", flag, text)
