@@ -63,10 +63,10 @@ def _accuracy(part: dict[str, Any]) -> Iterator[str]:
 def _margin(part: dict[str, Any]) -> Iterator[str]:
     yield from ("## No margin, a chosen one, and the default of 0.1", "")
     yield (
-        f'{part["folds"]} stratified folds, once (of letter the first alone, linear). ArcFace; m="auto" takes '
-        "one of 0, 0.05, 0.1, 0.2 and 0.4 by three folds inside each training part, and its time is that of all 16 "
-        "fits. With a kernel and more than 2,000 training samples 500 random landmarks (SVC is exact). letter is "
-        "UCI's Letter Recognition, standardised; sms the SMS Spam Collection as TfidfVectorizer() has it."
+        f"{part['folds']} stratified folds, once; of letter the first alone. With a kernel the three small sets. "
+        'ArcFace; m="auto" takes one of 0, 0.05, 0.1, 0.2 and 0.4 by three folds inside each training part, and '
+        "its time is that of all 16 fits. letter is UCI's Letter Recognition, standardised; sms the SMS Spam "
+        "Collection as TfidfVectorizer() has it."
     )
     named = {one["data"]: f"{one['data']} {one['samples']:,} in {one['classes']} classes" for one in part["tables"]}
     yield f"\nSamples: {', '.join(named.values())}."

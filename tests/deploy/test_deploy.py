@@ -690,7 +690,16 @@ def test_verify_as_json(place, run):
     assert (code, err) == (0, "")
     found = json.loads(out)
     assert [match["same"] for match in found["matches"]] == [True, False]
-    assert (found["threshold"], found["origin"]) == (0.9999, "given")
+    assert (found["threshold"], found["origin"], found["support"]) == (0.9999, "given", None)
+    code, out, err = run("verify", place / "run.onnx", *images, "--json", "--far=0.001")
+    assert code == 0
+    assert err.startswith(
+        "the threshold for FAR 0.001 rests on 2 of 2,000 impostor pairs of 10 identities: the true"
+    )
+    assert err.count("\n") == 1
+    support = json.loads(out)["support"]
+    assert (support["accepted"], support["enough"]) == (2, False)
+    assert support["low"] < 0.001 < support["high"] < support["at_most"]
 
 
 def test_commands(place, tmp_path, run):

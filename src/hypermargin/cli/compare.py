@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from hypermargin.cli._app import app, plain_errors
+from hypermargin.cli._app import app, complaint, plain_errors
 from hypermargin.cli._flags import add_command, flag, given_settings, setting_flags
 from hypermargin.cli._tables import Section, show
 
@@ -65,7 +65,7 @@ def run(
             with shown() as watch:
                 found = compare(plan, folder, resume=resume, jobs=jobs, trust=trust, watch=watch)
         except (RunError, OSError, ModuleNotFoundError) as error:
-            typer.echo(f"hypermargin: error: {error}", err=True)
+            typer.echo(f"hypermargin: error: {complaint(error)}", err=True)
             raise typer.Exit(1) from None
         except Interrupted as stop:
             typer.echo(f"{stop}. Go on with: hypermargin compare --out {folder} --resume", err=True)

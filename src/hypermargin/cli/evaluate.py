@@ -26,7 +26,7 @@ def evaluate(
     ] = None,
     part: Annotated[str, typer.Option(help="Of a run's data: test, validation or train.")] = "test",
     out: Annotated[Path | None, typer.Option(help="A folder for files; of a run, RUN/evaluation.")] = None,
-    confidence: Annotated[float, typer.Option(help="Of the intervals; 0: none.")] = 0.95,
+    confidence: Annotated[float, typer.Option(help="Of the intervals, such as 0.99; 0: none.")] = 0.95,
     pairs: Annotated[
         list[str] | None, typer.Option(help="Pairs: pairs.txt, .bin, .csv, trials; repeatable.")
     ] = None,
@@ -55,11 +55,12 @@ def evaluate(
     """
     from hypermargin.cli._findings import Findings
     from hypermargin.common.environment import now, versions
+    from hypermargin.evaluate.intervals import check
     from hypermargin.training import RunError
 
-    found = Findings(confidence or None)
-    settings: dict[str, Any] = {"confidence": confidence, "most": most}
+    settings: dict[str, Any] = {"confidence": confidence or None, "most": most}
     with plain_errors():
+        found = Findings(check(confidence, "auto"))
         if out is not None and out.exists() and not out.is_dir():  # now, and not after hours
             raise ValueError(f"--out must be a folder; {out} is a file.")
         try:

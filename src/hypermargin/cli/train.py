@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from hypermargin.cli._app import app, plain_errors
+from hypermargin.cli._app import app, complaint, plain_errors
 from hypermargin.cli._flags import add_command, flag, given_settings, setting_flags
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def run(config: Path | None, out: Path | None, resume: bool, trust: bool, quiet:
             raise typer.Exit(1) from None
         except (RunError, OSError, DivergedError) as error:  # OSError: CheckpointError, a full disk, no permission
             if not of_another(error) and (first or not isinstance(error, DivergedError)):
-                typer.echo(f"hypermargin: error: {error}", err=True)
+                typer.echo(f"hypermargin: error: {complaint(error)}", err=True)
             raise typer.Exit(1) from None
         except Interrupted as stop:
             if first:

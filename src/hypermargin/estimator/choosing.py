@@ -60,8 +60,8 @@ def choose(estimator: Any, X: Any, y: NDArray[Any], weight: Array) -> tuple[M, d
             right[k] += weight[held_out] @ (model.predict(X[held_out][:, columns]) == y[held_out])
     if not right.any():
         raise ValueError(
-            f'm="auto" needs samples to hold out: each of {FOLDS} parts must leave two classes to learn. '
-            "Give a number."
+            f'm="auto" needs samples to hold out, of which equal ones are one: no two of {FOLDS} parts hold two '
+            "classes to learn. Give a number."
         )
     accuracy = right / weight[rows].sum()
     scores = {m: float(a) for m, a in zip(tried, accuracy, strict=True)}

@@ -39,11 +39,14 @@ FEW = 500_000  # pairs that a bootstrap goes through in a few seconds
 ROWS = 4096  # identities left out at a time
 
 
-def check(confidence: float | None, method: str) -> None:
-    """Check the settings of an interval."""
+def check(confidence: float | None, method: str) -> float | None:
+    """Check the settings of an interval; return the confidence, None for no intervals, which 0 means too."""
     checks.one_of("method", method, ("auto", "bootstrap", "jackknife"))
-    if confidence is not None and not 0 < confidence < 1:
-        raise ValueError(f"confidence must lie in (0, 1), such as 0.95, or be None; got {confidence:g}.")
+    if confidence is not None and not 0 <= confidence < 1:
+        raise ValueError(
+            f"confidence must lie in [0, 1), such as 0.95; got {confidence:g}. 0 or None: no intervals."
+        )
+    return confidence or None
 
 
 def few(pairs: int, method: str) -> bool:

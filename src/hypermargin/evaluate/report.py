@@ -15,6 +15,7 @@ from hypermargin.evaluate.geometry import Geometry
 from hypermargin.evaluate.geometry import of_samples as _geometry
 from hypermargin.evaluate.identification import Identification
 from hypermargin.evaluate.identification import of_samples as _identification
+from hypermargin.evaluate.intervals import check as check_interval
 from hypermargin.evaluate.openset import OpenSet, half_enrolled, open_set
 from hypermargin.evaluate.pairs import samples
 from hypermargin.evaluate.prototypes import prototypes_of
@@ -114,7 +115,11 @@ def evaluate(
     confidence: float | None = 0.95,
     method: str = "auto",
 ) -> Evaluation:
-    """Evaluate features (N, d) as the network gives them with labels (N,); `geometry` explains prototypes."""
+    """Evaluate features (N, d) as the network gives them with labels (N,); `geometry` explains prototypes.
+
+    `confidence` is that of the intervals; None or 0: none are computed.
+    """
+    confidence = check_interval(confidence, method)
     s = samples(features, labels, "features")
     against = prototypes_of(s, prototypes, margin)
     verified = _verification(s, far, confidence, method, None)
