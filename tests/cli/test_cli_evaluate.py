@@ -363,6 +363,10 @@ def test_two_npy_files(run, tmp_path):
     out_folder = tmp_path / "deep" / "out"
     code, out, err = run("evaluate", tmp_path / "embeddings.npy", tmp_path / "labels.npy", "--out", out_folder)
     assert (code, err) == (0, "")
+    assert "thresholds that rest on few pairs" in out
+    assert "6 of 6,960 impostor pairs of 30 identities: the true rate may be 0.032 % to 0.19 %" in " ".join(
+        out.split()
+    )
     assert {path.name for path in out_folder.iterdir()} == FILES
     assert all(is_png(out_folder / name) for name in PICTURES)
     found = json.loads((out_folder / "evaluation.json").read_text())
@@ -518,7 +522,7 @@ def test_bad_input_is_one_line(place, tmp_path, run, monkeypatch):
         (["x.npy", "y.npy", "--pairs", "file"], "names must be strings"),
         (["file", "y.npy"], "Give a list of pairs as --pairs y.npy"),
         (["file", "--pairs", "file", "--pairs", "file"], "scores belong to one list of pairs; got 2"),
-        (["x.npy", "y.npy", "--confidence", "2"], "confidence must lie in (0, 1)"),
+        (["x.npy", "y.npy", "--confidence", "2"], "confidence must lie in [0, 1)"),
         (["x.npy", "y.npy", "--device", "gpu"], "device must be one of"),
         (["x.npy", "y.npy", "--confidence", "0", "--out", "file"], "--out must be a folder; file is a file"),
         (["folder"], "folder is not a run"),

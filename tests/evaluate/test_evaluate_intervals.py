@@ -173,7 +173,7 @@ def test_refused():
     x, y = people(0)
     scores, same, first, second = all_pairs(x, y)
     for compute, words in (
-        (lambda: verification(x, y, confidence=1.0), r"confidence must lie in \(0, 1\)"),
+        (lambda: verification(x, y, confidence=1.0), r"confidence must lie in \[0, 1\)"),
         (lambda: verification(x, y, confidence=0.9, method="boot"), "method must be one of.*Did you mean"),
         (lambda: from_scores(scores, same, confidence=0.9, method="jackknife"), "Give identities"),
         (lambda: from_scores(scores, same, confidence=0.9, identities=(first, second[1:])), "two arrays of shape"),

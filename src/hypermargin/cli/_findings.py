@@ -123,9 +123,6 @@ class Findings:
         self.samples = (features, labels) if max(g.norms.within, g.norms.between) >= SAME_LENGTH else None
         self.document |= result.to_dict()
         supports = {far: chosen.support(far) for far in chosen.far}
-        for support in supports.values():
-            if not support.enough:
-                say(support.words())
         self.document["thresholds"] = {
             "chosen_on": chosen.part,
             "impostor": chosen.impostor,
@@ -145,6 +142,8 @@ class Findings:
             columns = "chosen for", "cosine", "angle", "squared L2", "FAR", "TAR"
             title = f"thresholds chosen on {where}"
             self.sections.append(Section(title, columns, [point.cells() for point in points]))
+        if few := [(f"FAR {s.far:g}", s.rests_on()) for s in supports.values() if not s.enough]:
+            self.sections.append(Section("thresholds that rest on few pairs", (), few))
 
     def add_pairs(self, name: str, pairs: Pairs, trained: Trained) -> None:
         """Add pairs of images, and whether the training set knows people of theirs."""

@@ -42,18 +42,29 @@ class Support:
     at_most: float
     enough: bool
 
-    def words(self) -> str:
-        """Say it, and what to do."""
+    def rests_on(self) -> str:
+        """Say it in one sentence."""
         people = f" of {self.identities:,} identities" if self.identities else ""
         together = f", up to {_percent(self.at_most)} if the pairs of two people go together"
+        return (
+            f"{self.accepted} of {self.impostor:,} impostor pairs{people}: the true rate may be {_percent(self.low)} "
+            f"to {_percent(self.high)}{together if self.at_most > self.high else ''} (95 %), and more among other people"
+        )
+
+    def words(self) -> str:
+        """Say it, and what to do."""
         more = math.ceil(self.identities * math.sqrt(ENOUGH / (self.far * self.impostor)))
         wanted = f", or measure thresholds on some {more:,} identities" if more > self.identities else ""
         return (
-            f"the threshold for FAR {self.far:g} rests on {self.accepted} of {self.impostor:,} impostor "
-            f"pairs{people}: the true rate may be {_percent(self.low)} to {_percent(self.high)}"
-            f"{together if self.at_most > self.high else ''} (95 %), and more among other people. Take a FAR of "
-            f"{ENOUGH / self.impostor:.1g} or more{wanted}."
+            f"the threshold for FAR {self.far:g} rests on {self.rests_on()}. Take a FAR of "
+            f"{_rounded_up(ENOUGH / self.impostor):g} or more{wanted}."
         )
+
+
+def _rounded_up(share: float) -> float:
+    """Return the next number of one digit."""
+    digit = 10.0 ** math.floor(math.log10(share))
+    return math.ceil(round(share / digit, 9)) * digit
 
 
 def _percent(share: float) -> str:
