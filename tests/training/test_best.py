@@ -59,6 +59,10 @@ def test_two_identities_leave_no_pairs_and_nothing_is_clearly_worse():
     assert not clearly_worse(open_look(0.5, look.without), open_look(0.0, look.without))
 
 
+def test_where_all_identities_say_the_same_there_is_no_doubt():
+    assert clearly_worse(open_look(0.5, [0.5] * 4), open_look(0.0, [0.0] * 4))
+
+
 def test_clearly_worse_is_the_paired_jackknife():
     """Against the formula written out: the same identities are hard for both, so that differences are sure."""
     rng = np.random.default_rng(1)
@@ -78,6 +82,7 @@ def test_clearly_worse_is_the_paired_jackknife():
 def test_accuracies_are_compared_as_shares_of_so_many_samples():
     assert not clearly_worse(closed_look(0.88), closed_look(0.93))  # se = .041
     assert clearly_worse(closed_look(0.88, 1000), closed_look(0.93, 1000))  # se = .013
+    assert clearly_worse(closed_look(0.0), closed_look(1.0))  # where p(1 − p) is 0
     low, high = closed_look(0.9).interval.values()
     assert (low, high) == pytest.approx((0.8256, 0.9448), abs=1e-4)  # Wilson's, from a table
 
@@ -114,7 +119,7 @@ def test_the_latest_wins_unless_it_is_clearly_worse():
     assert "EER 14.00%, than step 1, EER 13.50%" in hair.why
     worse = chosen(open_look(0.10, 0.10 + SURE), open_look(0.14, 0.14 + SURE[::-1]))
     assert (worse.step, worse.leader) == (1, 1)
-    assert worse.why == "best on the validation part, EER 10.00%; later steps are clearly worse"
+    assert worse.why == "best on the validation part, EER 10.00%; later steps are clearly worse, or not trained"
 
 
 def test_small_losses_do_not_add_up():

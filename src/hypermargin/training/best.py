@@ -8,7 +8,8 @@ compared over what validates:
       se² = (n−1)/n·Σ(d_(−i) − mean)²
   and the step is clearly worse if d/se exceeds what Student's distribution of n − 1 degrees of freedom allows in
   one case of twenty. Two identities cannot tell: without either of them there are no impostor pairs.
-- Closed set: of n samples the shares p and q are right, and se² = (p(1−p) + q(1−q))/n, judged alike.
+- Closed set: of n samples the shares p and q are right, with one right and one wrong more for each, so that 0 and 1
+  are not certain; se² = (p(1−p) + q(1−q))/n, judged alike.
 
 A network counts as trained if it knows its training samples and spreads what it has not seen: see `Look.doubts`.
 One that does not is chosen only if no step does.
@@ -74,7 +75,7 @@ class Choice:
                 f"the latest that is not clearly worse on the validation part, {_words(self.look)}, than step "
                 f"{self.leader}, {_words(self.ahead)}"
             )
-        return text if self.step == self.last else text + "; later steps are clearly worse"
+        return text if self.step == self.last else text + "; later steps are clearly worse, or not trained"
 
     @property
     def doubts(self) -> list[str]:
@@ -120,10 +121,11 @@ def clearly_worse(look: Look, other: Look) -> bool:
     if difference <= 0:
         return False
     if look.metric == "accuracy":
-        p, q, n = _value(look), _value(other), look.samples
-        # 0.1 did not save of how many samples its number is: of as many as now.
+        n = max(2, look.samples)
+        # One right and one wrong more, else shares of 0 and 1 would be certain. How many samples 0.1's number is of
+        # it did not save: of as many as now.
+        p, q = ((n * _value(each) + 1) / (n + 2) for each in (look, other))
         error = math.sqrt((p * (1 - p) + q * (1 - q)) / n)
-        n = max(2, n)
     else:
         # Without the other's numbers (0.1 did not save them) it is taken as certain.
         left = look.left - other.left if len(look.left) == len(other.left) else look.left
@@ -132,8 +134,8 @@ def clearly_worse(look: Look, other: Look) -> bool:
         if n < 2:
             return False
         error = standard_error(left)
-    # Where nothing moves, nothing is known of how far it could.
-    return error > 1e-12 and two_sided(difference / error, n - 1) < 2 * CLEARLY
+    # Where all identities say the same, there is no doubt.
+    return error < 1e-12 or two_sided(difference / error, n - 1) < 2 * CLEARLY
 
 
 def _look(saved: dict[str, Any]) -> Look:
