@@ -45,11 +45,11 @@ class Support:
     def rests_on(self) -> str:
         """Say it in one sentence."""
         people = f" of {self.identities:,} identities" if self.identities else ""
-        together = f", up to {_percent(self.at_most)} if the pairs of two people go together"
-        return (
-            f"{self.accepted} of {self.impostor:,} impostor pairs{people}: the true rate may be {_percent(self.low)} "
-            f"to {_percent(self.high)}{together if self.at_most > self.high else ''} (95 %), and more among other people"
-        )
+        rate = f"the true rate may be {_percent(self.low)} to {_percent(self.high)}"
+        if self.at_most > self.high:
+            rate += f", up to {_percent(self.at_most)} if the pairs of two people go together"
+        pairs = f"{self.accepted} of {self.impostor:,} impostor pairs{people}"
+        return f"{pairs}: {rate} (95 %), and more among other people"
 
     def words(self) -> str:
         """Say it, and what to do."""
