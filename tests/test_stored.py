@@ -185,9 +185,10 @@ def test_fitted_estimators_of_0_1_predict_and_show_their_weights():
         if "coef" in wanted:
             np.testing.assert_allclose(model.boundary_coef_, wanted["coef"], rtol=1e-12)
             np.testing.assert_allclose(model.boundary_intercept_, wanted["intercept"], rtol=1e-12)
+        # Both stop where their tolerance ends, which today's solver reaches by longer steps.
         again = clone(model).fit(features, load_iris().target)
         assert again.margin_.m == 0.2  # what 0.1's default was, in a model that has it
-        np.testing.assert_allclose(again.decision_function(features[::7]), wanted["decisions"], atol=1e-3)
+        np.testing.assert_allclose(again.decision_function(features[::7]), wanted["decisions"], rtol=0.01)
 
 
 def on_two_ranks(there):

@@ -59,7 +59,7 @@ def test_classes_are_removed_and_no_file_is_overwritten(run, place):
     before = snapshot(place)
     code, out, err = run("head", "resize", place / "rows.npy", "--remove", "2,4-5", "-o", place / "less.npy")
     assert (code, out) == (2, "")
-    assert f"path: {place}/less.npy is there already. Choose another name, or replace=True (--force).\n" in err
+    assert f"--out: {place}/less.npy is there already. Choose another name, or --force.\n" in err
     assert err.count("\n") == 1
     assert snapshot(place) == before
 
@@ -234,7 +234,9 @@ def test_merge(run, place):
 def test_a_run(run, place):
     rng = np.random.default_rng(0)
     data = from_arrays(rng.normal(size=(60, 6)).astype(np.float32), np.repeat(np.arange(5), 12))
-    config = Config(data="", split="sample", epochs=1, dim=4, model="mlp", threads=1, workers=0, tensorboard=False)
+    config = Config(
+        data="given", split="sample", epochs=1, dim=4, model="mlp", threads=1, workers=0, tensorboard=False
+    )
     train(config, place / "run", data=data, quiet=True)
     code, out, err = run("head", "info", "run")
     assert (code, err) == (0, "")
@@ -329,7 +331,7 @@ ERRORS = [
     ("resize rows.npy --remove 5-3 -o x.npy", "5-3 is no range of ids"),
     ("resize rows.npy --remove 0-99999999999 -o x.npy", "is too long a range of ids"),
     ("resize rows.npy --remove 0-8 -o x.npy", "ids name all 9 classes"),
-    ("resize rows.npy --remove 1 -o x.txt", "path must end in .pt"),
+    ("resize rows.npy --remove 1 -o x.txt", "--out must end in .pt"),
     ("resize rows.npy --remove 1 -o no/x.npy", "there is no folder no"),
     ("resize rows.npy --remove 1 -o x.npy --ids-out ids.txt", "--ids-out must end in .csv"),
     ("resize nan.npy --remove 1 -o x.npy", "weight would be NaN or inf for 1 classes (1, as they would"),
@@ -356,7 +358,7 @@ ERRORS = [
     ("export rows.npy --to insightface --shards 2 -o shards --force", "softmax_fc_gpu_2.pt is there, of more"),
     ("import rows.npy -o .", "--out: . is a folder. Name a file"),
     ("resize shards --remove 1 -o shards --force", "--out: shards is a folder. Name a file"),
-    ("import bad.pt -o x.npy", "bad.pt: it is damaged, or holds Python objects, which are not read"),
+    ("import bad.pt -o x.npy", "bad.pt: it is damaged, or holds Python objects"),
     ("import shards/softmax_fc_gpu_0.pt shards/softmax_fc_gpu_2.pt -o x.npy", "ranks 1, 3 are missing"),
 ]  # fmt: skip
 

@@ -67,7 +67,7 @@ def test_words_of_the_library(command, said, wanted):
 @pytest.mark.parametrize(
     ("arguments", "wanted"),
     [
-        ("train --data digits --lr-warmup -1", "--lr-warmup must lie in [0, inf); got -1"),
+        ("train --data digits --lr-warmup -1", "--lr-warmup must lie in [0, 1e+06); got -1"),
         ("train --data digits --set m=-1 --out {}/a", "--set m must lie in"),
         ("data digits --color grey", "--color must be one of"),
         ("compare --data digits --weight-decay -1", "--weight-decay must lie in"),

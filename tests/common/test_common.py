@@ -46,8 +46,11 @@ def test_devices(monkeypatch):
     with pytest.raises(ValueError, match=r"device 'mps' is not there: torch finds no MPS device. Use cpu or auto"):
         find_device("mps")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert find_device("auto") == torch.device("cuda")
     assert find_device("cuda:1") == torch.device("cuda", 1)
+    with pytest.raises(ValueError, match=r"device 'cuda:2' is not there: torch finds 2 CUDA devices"):
+        find_device("cuda:2")
 
 
 def test_cores_are_shared_out(monkeypatch):

@@ -225,7 +225,7 @@ def test_a_comparison_grows_but_does_not_change(done, tmp_path):
         (["--head", "arcfase"], "arcface"),
         (["--head", "cosface:m=3"], r"CosFace\(m=…\) must lie in \[0, 2\); got 3"),
         (["--head", "arcface:k=3"], "k"),
-        (["--head", "arcface", "--head", "arcface"], "heads must differ; got 'arcface' twice"),
+        (["--head", "arcface", "--head", "arcface"], "--head must differ; got 'arcface' twice"),
         (["--seeds", "0"], "seeds must be at least 1; got 0"),
         (["--data", "nowhere"], "data must be one of"),
         (["--jobs", "0"], "jobs must be at least 1; got 0"),

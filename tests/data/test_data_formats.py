@@ -676,7 +676,7 @@ plain = st.recursive(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(plain, st.integers(0, 5))
 def test_plain_pickles_are_read_as_pickle_reads_them(value, protocol):
     back = loads(pickle.dumps(value, protocol=protocol), "x")

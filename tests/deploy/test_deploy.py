@@ -743,7 +743,7 @@ def test_commands_refuse_in_one_line(place, tmp_path, run):
         (["embed", place / "run", a, "-o", tmp_path / "x.csv"], "--out must end in .npz or .npy"),
         (["embed", place / "run", a, "-o", tmp_path / "no" / "x.npz"], "there is no folder"),
         (["embed", tmp_path, a, "-o", tmp_path / "x.npz"], "is not a run"),
-        (["embed", place / "run", a, "-o", tmp_path / "x.npz", "--on-bad", "ignore"], "on_bad must be one of"),
+        (["embed", place / "run", a, "-o", tmp_path / "x.npz", "--on-bad", "ignore"], "--on-bad must be one of"),
         (["verify", tmp_path, a, a], "is not a run"),
         (["verify", broken, a, a], "thresholds.json is damaged"),
         (["verify", place / "run", a], "images must be at least two"),

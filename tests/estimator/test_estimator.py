@@ -54,7 +54,7 @@ def classifier(kind, **more):
     return MarginSoftmaxClassifier(**(KINDS[kind] | more))
 
 
-@parametrize_with_checks([classifier(kind) for kind in ("auto", "rbf")] + [MarginSoftmaxClassifier(m="auto")])
+@parametrize_with_checks([classifier(kind) for kind in ("auto", "rbf")])
 def test_scikit_learns_own_checks(estimator, check):
     check(estimator)
 
@@ -62,7 +62,7 @@ def test_scikit_learns_own_checks(estimator, check):
 @pytest.mark.slow
 @parametrize_with_checks(
     [classifier(kind) for kind in ("angle", "both", "alternated", "l-softmax", "plain", "arcface")]
-    + [MarginSoftmaxClassifier(m="auto", **KINDS[kind]) for kind in ("both", "rbf", "import")]
+    + [MarginSoftmaxClassifier(m="auto", **KINDS[kind]) for kind in ("auto", "both", "rbf", "import")]
     + [MarginSoftmaxClassifier(margin) for margin in margins.names()]
     + [MarginSoftmaxClassifier(solver="adam", random_state=0), MarginSoftmaxClassifier(kernel="poly")]
     + [MarginSoftmaxClassifier(kernel="rbf", approximation="import", n_components=10)]
@@ -207,7 +207,7 @@ def test_weights_are_repetitions(kind):
     counts = np.random.default_rng(0).integers(0, 3, len(y))
     weighted = classifier(kind, tol=1e-6).fit(X, y, sample_weight=counts)
     repeated = classifier(kind, tol=1e-6).fit(np.repeat(X, counts, 0), np.repeat(y, counts))
-    np.testing.assert_allclose(weighted.predict_proba(X), repeated.predict_proba(X), atol=1e-5)
+    np.testing.assert_allclose(weighted.predict_proba(X), repeated.predict_proba(X), atol=1e-4)
 
 
 @over_kinds

@@ -464,7 +464,7 @@ def test_the_command_without_a_terminal(tmp_path, npz, here):
     assert here("--data", npz, *ARGUMENTS, "--out", tmp_path / "run", "--resume")[:2] == (0, out)
     code, _, err = here("--out", tmp_path / "run", "--resume", "--lr", 0.5)
     assert code == 2
-    assert "with lr = 0.01; got 0.5" in err
+    assert "with --lr = 0.01; got 0.5" in err
 
 
 def test_the_command_in_a_terminal(tmp_path, npz):

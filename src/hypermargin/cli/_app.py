@@ -59,7 +59,7 @@ def in_flags(text: str, parameters: Sequence[Any]) -> str:
     if "set" in flags:  # of the head, and of its margin
         flags = {name: f"--set {name}" for name in (*OF_A_HEAD, "m", "m1", "m2", "m3")} | flags
     if "m" in flags:
-        text = re.sub(r"^\w+\((m\d?)=…\) must", r"\1 must", text)  # ArcFace(m=…)
+        text = re.sub(r"^(?:set: )?\w+\((m\d?)=…\) must", r"\1 must", text)  # ArcFace(m=…)
     for name, flag in flags.items():
         bare = rf"(?<![\w\-./'\",:]){name}"
         text = re.sub(rf"^{name}(?= must\b| takes\b| needs\b| and [\w\-]+ both| = |: |\[)", flag, text)

@@ -136,7 +136,7 @@ class Config:
     momentum: float = setting(0.9, "of sgd", low=0, high=1.0)
     lr_schedule: str = setting("cosine", "how the rate falls", choices=RATES)
     lr_warmup: float | None = setting(
-        None, "epochs of linear warm-up; default 0.5, or a fortieth of many epochs", low=0, high=MUCH
+        None, "epochs of linear warm-up; default 0.5, or a fortieth of many epochs", low=0, high=1e6
     )
     lr_power: float = setting(2.0, "power of the polynomial", low=0, high=1000.0, above=True)
     lr_milestones: list[float] = setting(
