@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hypermargin import checks
 from hypermargin.layout import ClassTable, Layout, Share
-from hypermargin.numerics import angle_between, fit, polar, unit, wide_dtype, widen
+from hypermargin.numerics import fit, meeting, polar, unit, wide_dtype, widen
 from hypermargin.scales import needed_scale
 
 if TYPE_CHECKING:
@@ -198,13 +198,12 @@ class Target(NamedTuple):
 
 
 def target_of(rows: ScaledRows, label_rows: Tensor, table: ClassTable) -> Target:
-    """Return the geometry of the targets from the rows (N, L·K, d) of their classes: N×d work, plain autograd."""
-    product = (rows.f.unsqueeze(1) * label_rows).sum(-1)
-    directions, norm = label_rows, None
+    """Return the geometry of the targets from the rows (N, L·K, d) of their classes."""
+    directions = norm = None
     if not table.unit:
         directions, norms = polar(label_rows)
         norm = norms.squeeze(-1)
-    angle = angle_between(rows.direction.unsqueeze(1), directions)
+    product, angle = meeting(rows.f, rows.direction, label_rows, directions)
     products = product.view(len(product), product.shape[1] // table.centres, table.centres)
     if table.centres > 1:
         nearest = products.detach().argmax(-1, keepdim=True)
