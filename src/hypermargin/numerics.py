@@ -133,7 +133,7 @@ def fit(x: Tensor, limit: Tensor | float) -> Tensor:
 
 
 def readable(*tensors: Tensor) -> bool:
-    """Return whether values can be read at no cost: in eager mode on the CPU, outside the transforms of torch.func."""
+    """Return whether values can be read at no cost: in eager mode on the CPU, outside torch.func."""
     if torch.compiler.is_compiling():
         return False
     for t in tensors:  # noqa: SIM110  # called at every loss, where a generator costs more than a loop
@@ -237,7 +237,8 @@ def tan_half(u: Tensor, v: Tensor) -> Tensor:
     near = torch.linalg.vector_norm(u - v, dim=-1, keepdim=True)
     far = torch.linalg.vector_norm(u + v, dim=-1, keepdim=True)
     tiny = torch.finfo(u.dtype).tiny
-    return near.clamp_min(tiny) / far.clamp_min(tiny)
+    half: Tensor = near.clamp_min(tiny) / far.clamp_min(tiny)
+    return half
 
 
 def tangents(u: Tensor, v: Tensor, half: Tensor, by_angle: Tensor) -> tuple[Tensor, Tensor]:
@@ -250,9 +251,10 @@ def tangents(u: Tensor, v: Tensor, half: Tensor, by_angle: Tensor) -> tuple[Tens
 
 
 def meeting(f: Tensor, u: Tensor, w: Tensor, v: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return all that a loss needs to know of rows f and the rows w of their own classes: (N, K) each,
+    """Return the product ⟨f, w⟩ of rows with the rows of their own classes, and the angle between: (N, K) each.
 
-    the product ⟨f, w⟩, and the angle between the directions u of f (N, d) and v of w (N, K, d); v None if that is w.
+    f and w are as they enter the product, u and v their directions; v is None where w has length 1. f and u are
+    (N, d), w and v (N, K, d).
 
     The angle θ = 2·atan(|u−v|/|u+v|) is exact near 0 and π, where acos⟨u,v⟩ loses half the digits. Zero rows have
     angle π/2. With t = tan θ/2, ∂θ/∂u = (u−v)/2t − (u+v)·t/2, the unit tangent up to its sign. Where |u∓v| ≤ 8 eps
@@ -275,16 +277,36 @@ def guarded_acos(cosine: Tensor) -> Tensor:
     return torch.where(inside, theta, ends)
 
 
+class _LogSumExp(torch.autograd.Function):
+    """log Σ exp z over the last dimension. Rows of −inf are met by a least number, since −inf − (−inf) is NaN."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(z: Tensor) -> Tensor:
+        largest = z.amax(-1, keepdim=True).clamp_min(torch.finfo(z.dtype).min)
+        total = (z - largest).exp_().sum(-1, keepdim=True)
+        return largest.add_(total.log_()).squeeze(-1)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs, output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        z, result = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a second derivative needs it as a function of z
+            result = log_sum_exp(z)
+        by_z: Tensor = (z - result.clamp_min(torch.finfo(z.dtype).min).unsqueeze(-1)).exp() * grad.unsqueeze(-1)
+        return by_z
+
+
 def log_sum_exp(z: Tensor) -> Tensor:
     """Return log Σ exp z over the last dimension; −inf, with gradient 0, for rows that are empty or all −inf."""
     if z.shape[-1] == 0:
         return z.new_full(z.shape[:-1], -math.inf)
-    largest = z.detach().amax(-1, keepdim=True)
-    empty = largest == -math.inf
-    largest = largest.masked_fill(empty, 0.0)
-    total = (z - largest).exp().sum(-1, keepdim=True)
-    result = largest + total.masked_fill(empty, 1.0).log()
-    return result.masked_fill(empty, -math.inf).squeeze(-1)
+    result: Tensor = apply(_LogSumExp, z)
+    return result
 
 
 def log_add_exp(a: Tensor, b: Tensor) -> Tensor:
