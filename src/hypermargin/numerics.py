@@ -226,10 +226,14 @@ class _Meeting(torch.autograd.Function):
         u, other, by_product = u.unsqueeze(-2), w if v is None else v, by_product.unsqueeze(-1)
         if torch.is_grad_enabled():  # a second derivative needs it as a function of both
             half = tan_half(u, other)
-        by_u, by_v = tangents(u, other, half, by_angle.unsqueeze(-1))
-        by_w = f.unsqueeze(-2) * by_product
-        by_f = (w * by_product).sum(-2)
-        return by_f, by_u.sum(-2), *((by_w + by_v, None) if v is None else (by_w, by_v))
+        least = 4 * torch.finfo(half.dtype).eps  # |u−v| = 8 eps
+        inside = half.clamp(least, 1 / least)
+        by_half = (by_angle.unsqueeze(-1) * 0.5).masked_fill(inside != half, 0.0)
+        along, across = by_half / inside * (u - other), by_half * inside * (u + other)
+        by_f, by_u, by_w, by_v = w * by_product, along - across, f.unsqueeze(-2) * by_product, along + across
+        one = w.shape[-2] == 1
+        by_f, by_u = (x.squeeze(-2) if one else x.sum(-2) for x in (by_f, by_u))
+        return by_f, by_u, *((by_w - by_v, None) if v is None else (by_w, -by_v))
 
 
 def tan_half(u: Tensor, v: Tensor) -> Tensor:
@@ -239,15 +243,6 @@ def tan_half(u: Tensor, v: Tensor) -> Tensor:
     tiny = torch.finfo(u.dtype).tiny
     half: Tensor = near.clamp_min(tiny) / far.clamp_min(tiny)
     return half
-
-
-def tangents(u: Tensor, v: Tensor, half: Tensor, by_angle: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradients by u and by v of the angle with tan θ/2 = `half`."""
-    least = 4 * torch.finfo(u.dtype).eps  # |u−v| = 8 eps
-    inside = half.clamp(least, 1 / least)
-    by_half = by_angle * (inside == half) / 2
-    along, across = by_half / inside * (u - v), by_half * inside * (u + v)
-    return along - across, -along - across
 
 
 def meeting(f: Tensor, u: Tensor, w: Tensor, v: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -277,36 +272,16 @@ def guarded_acos(cosine: Tensor) -> Tensor:
     return torch.where(inside, theta, ends)
 
 
-class _LogSumExp(torch.autograd.Function):
-    """log Σ exp z over the last dimension. Rows of −inf are met by a least number, since −inf − (−inf) is NaN."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(z: Tensor) -> Tensor:
-        largest = z.amax(-1, keepdim=True).clamp_min(torch.finfo(z.dtype).min)
-        total = (z - largest).exp_().sum(-1, keepdim=True)
-        return largest.add_(total.log_()).squeeze(-1)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs, output)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        z, result = ctx.saved_tensors
-        if torch.is_grad_enabled():  # a second derivative needs it as a function of z
-            result = log_sum_exp(z)
-        by_z: Tensor = (z - result.clamp_min(torch.finfo(z.dtype).min).unsqueeze(-1)).exp() * grad.unsqueeze(-1)
-        return by_z
-
-
 def log_sum_exp(z: Tensor) -> Tensor:
     """Return log Σ exp z over the last dimension; −inf, with gradient 0, for rows that are empty or all −inf."""
     if z.shape[-1] == 0:
         return z.new_full(z.shape[:-1], -math.inf)
-    result: Tensor = apply(_LogSumExp, z)
-    return result
+    largest = z.detach().amax(-1, keepdim=True)
+    empty = largest == -math.inf
+    largest = largest.masked_fill(empty, 0.0)
+    total = (z - largest).exp().sum(-1, keepdim=True)
+    result = largest + total.masked_fill(empty, 1.0).log()
+    return result.masked_fill(empty, -math.inf).squeeze(-1)
 
 
 def log_add_exp(a: Tensor, b: Tensor) -> Tensor:

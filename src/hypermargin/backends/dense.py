@@ -46,7 +46,8 @@ class Dense:
             raw, z = (_without_labels(_plus(each, table.bias), table) for each in (z, rule.rho(z)))
         return Rivals(
             table.label_rows(w),
-            rule.rule.aggregate.total(z),
+            # The gradient of logsumexp is NaN in a row without rivals, but every entry of that row is masked.
+            z.logsumexp(-1) if rule.rule.is_softmax else rule.rule.aggregate.total(z),
             z.masked_fill(z == -math.inf, 0.0).sum(-1) if rival_sum else None,
             raw.detach().amax(-1) if hardest else None,
         )
