@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
+from hypermargin.numerics import readable
+
 if TYPE_CHECKING:
     from hypermargin.margins import Margin
     from hypermargin.rules import Rule
@@ -103,12 +105,7 @@ def wanted(check: bool | str, *tensors: Tensor) -> bool:
         return check
     if check != "auto":
         one_of("check", check, ("auto",))
-    if torch.compiler.is_compiling():
-        return False
-    for t in tensors:  # noqa: SIM110  # called at every loss, where a generator costs more than a loop
-        if t.device.type != "cpu" or torch._C._functorch.is_functorch_wrapped_tensor(t):
-            return False
-    return True
+    return readable(*tensors)
 
 
 def _matrix(name: str, tensor: object, shape: str) -> None:

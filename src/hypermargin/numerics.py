@@ -132,13 +132,31 @@ def fit(x: Tensor, limit: Tensor | float) -> Tensor:
     return x * factor
 
 
+def readable(*tensors: Tensor) -> bool:
+    """Return whether values can be read at no cost: in eager mode on the CPU, outside torch.func."""
+    if torch.compiler.is_compiling():
+        return False
+    for t in tensors:  # noqa: SIM110  # called at every loss, where a generator costs more than a loop
+        if t.device.type != "cpu" or torch._C._functorch.is_functorch_wrapped_tensor(t):
+            return False
+    return True
+
+
+def far_from_limits(norms: Tensor) -> bool:
+    """Return whether these lengths, their squares and their inverses are far from overflow and underflow."""
+    low, high = torch.aminmax(norms)
+    return float(low) > 1e-15 and float(high) < 1e15
+
+
 class _Polar(torch.autograd.Function):
-    """x/|x| and |x|, with the projection written out."""
+    """x/|x| and |x|, with the projection written out; `norm` is |x|, if it is known to be far from all limits."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(x: Tensor, norm: Tensor | None) -> tuple[Tensor, Tensor]:
+        if norm is not None:
+            return x / norm, norm.view_as(norm)  # an output must not be an input
         # Rows are divided by their largest entry first, so that no square overflows or vanishes.
         largest = torch.linalg.vector_norm(x, math.inf, dim=-1, keepdim=True)
         y = x / largest.masked_fill(largest == 0, 1.0)
@@ -147,17 +165,25 @@ class _Polar(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.save_for_backward(*inputs, *output)
+        x, norm = inputs
+        ctx.save_for_backward(x, *output)
+        ctx.may_be_zero = norm is None
+        ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, by_unit: Tensor, by_length: Tensor) -> Tensor:
+    def backward(ctx: Any, by_unit: Tensor | None, by_length: Tensor | None) -> tuple[Tensor | None, None]:
         x, u, length = ctx.saved_tensors
         if torch.is_grad_enabled():  # a second derivative needs u and |x| as functions of x
-            u, length = apply(_Polar, x)
-        turned = (by_unit - u * (u * by_unit).sum(-1, keepdim=True)) / length.masked_fill(length == 0, math.inf)
+            u, length = polar(x)
+        by_x = None
+        if by_unit is not None:
+            along = (u * by_unit).sum(-1, keepdim=True)
+            by_x = torch.addcmul(by_unit, u, along, value=-1.0)
+            by_x = by_x / (length.masked_fill(length == 0, math.inf) if ctx.may_be_zero else length)
+        if by_length is not None:
+            by_x = u * by_length if by_x is None else torch.addcmul(by_x, u, by_length)
         limit = torch.finfo(x.dtype).max
-        by_x: Tensor = (turned + u * by_length).clamp(-limit, limit)
-        return by_x
+        return None if by_x is None else by_x.clamp(-limit, limit), None
 
 
 def polar(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -165,7 +191,11 @@ def polar(x: Tensor) -> tuple[Tensor, Tensor]:
 
     Zero rows give 0 with gradient 0. A gradient too large for its type saturates.
     """
-    u, length = apply(_Polar, x)
+    norm = None
+    if readable(x) and x.numel():  # two passes instead of four for usual rows
+        norm = torch.linalg.vector_norm(x.detach(), dim=-1, keepdim=True)
+        norm = norm if far_from_limits(norm) else None
+    u, length = apply(_Polar, x, norm)
     return u, length
 
 
@@ -174,42 +204,64 @@ def unit(x: Tensor) -> Tensor:
     return polar(x)[0]
 
 
-class _Angle(torch.autograd.Function):
-    """θ between unit rows. The backward writes the tangent out, in a third of autograd's operations."""
+class _Meeting(torch.autograd.Function):
+    """⟨f, w⟩ and the angle between the unit rows u and v: f and u (N, d), w and v (N, K, d); v None if it is w."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(u: Tensor, v: Tensor) -> Tensor:
-        near, far = torch.linalg.vector_norm(u - v, dim=-1), torch.linalg.vector_norm(u + v, dim=-1)
-        theta = 2 * torch.atan2(near, far)
-        return theta.masked_fill(near + far == 0, math.pi / 2)
+    def forward(f: Tensor, u: Tensor, w: Tensor, v: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        product = torch.linalg.vecdot(f.unsqueeze(-2), w)
+        half = tan_half(u.unsqueeze(-2), w if v is None else v)
+        return product, 2 * torch.atan(half).squeeze(-1), half
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.save_for_backward(*inputs, output[2])
+        ctx.mark_non_differentiable(output[2])
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        u, v = ctx.saved_tensors
-        minus, plus = u - v, u + v
-        near = torch.linalg.vector_norm(minus, dim=-1, keepdim=True)
-        far = torch.linalg.vector_norm(plus, dim=-1, keepdim=True)
-        cone = torch.minimum(near, far) <= 8 * torch.finfo(u.dtype).eps
-        ratio = near.masked_fill(cone, 1.0) / far.masked_fill(cone, 1.0)  # tan θ/2
-        half = (grad.unsqueeze(-1) / 2).masked_fill(cone, 0.0)
-        along, across = half / ratio * minus, half * ratio * plus
-        return along - across, -along - across
+    def backward(ctx: Any, by_product: Tensor, by_angle: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+        f, u, w, v, half = ctx.saved_tensors
+        u, other, by_product = u.unsqueeze(-2), w if v is None else v, by_product.unsqueeze(-1)
+        if torch.is_grad_enabled():  # a second derivative needs it as a function of both
+            half = tan_half(u, other)
+        least = 4 * torch.finfo(half.dtype).eps  # |u−v| = 8 eps
+        inside = half.clamp(least, 1 / least)
+        by_half = (by_angle.unsqueeze(-1) * 0.5).masked_fill(inside != half, 0.0)
+        along, across = by_half / inside * (u - other), by_half * inside * (u + other)
+        by_f, by_u, by_w, by_v = w * by_product, along - across, f.unsqueeze(-2) * by_product, along + across
+        one = w.shape[-2] == 1
+        by_f, by_u = (x.squeeze(-2) if one else x.sum(-2) for x in (by_f, by_u))
+        return by_f, by_u, *((by_w - by_v, None) if v is None else (by_w, -by_v))
+
+
+def tan_half(u: Tensor, v: Tensor) -> Tensor:
+    """Return tan θ/2 = |u−v|/|u+v| of unit rows (the last dimension stays, with 1 entry); 1 if both are zero."""
+    near = torch.linalg.vector_norm(u - v, dim=-1, keepdim=True)
+    far = torch.linalg.vector_norm(u + v, dim=-1, keepdim=True)
+    tiny = torch.finfo(u.dtype).tiny
+    half: Tensor = near.clamp_min(tiny) / far.clamp_min(tiny)
+    return half
+
+
+def meeting(f: Tensor, u: Tensor, w: Tensor, v: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return the product ⟨f, w⟩ of rows with the rows of their own classes, and the angle between: (N, K) each.
+
+    f and w are as they enter the product, u and v their directions; v is None where w has length 1. f and u are
+    (N, d), w and v (N, K, d).
+
+    The angle θ = 2·atan(|u−v|/|u+v|) is exact near 0 and π, where acos⟨u,v⟩ loses half the digits. Zero rows have
+    angle π/2. With t = tan θ/2, ∂θ/∂u = (u−v)/2t − (u+v)·t/2, the unit tangent up to its sign. Where |u∓v| ≤ 8 eps
+    its direction is rounding noise: gradient 0.
+    """
+    product, angle, _ = apply(_Meeting, f, u, w, v)
+    return product, angle
 
 
 def angle_between(u: Tensor, v: Tensor) -> Tensor:
-    """Return θ = 2·atan2(|u−v|, |u+v|) of unit rows: exact near 0 and π, where acos⟨u,v⟩ loses half the digits.
-
-    Zero rows have angle π/2. With tan θ/2 = |u−v|/|u+v|, ∂θ/∂u = (u−v)/(2 tan θ/2) − (u+v)·(tan θ/2)/2, the unit
-    tangent up to its sign. Where |u∓v| ≤ 8 eps its direction is rounding noise: gradient 0.
-    """
-    result: Tensor = apply(_Angle, u, v)
-    return result
+    """Return the angle of `meeting` between unit rows of the same shape."""
+    return 2 * torch.atan(tan_half(u, v)).squeeze(-1)
 
 
 def guarded_acos(cosine: Tensor) -> Tensor:
