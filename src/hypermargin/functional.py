@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from hypermargin import checks
@@ -25,6 +26,7 @@ from hypermargin.layout import WHOLE, Layout, Share, look_up
 from hypermargin.margins import Margin, RowFacts, RowMargin
 from hypermargin.margins._base import KEEP
 from hypermargin.numerics import full_precision, log_sum_exp, reduced, wide_dtype
+from hypermargin.plain import plain_loss
 from hypermargin.rules import SOFTMAX, Rule
 from hypermargin.terms import RowTerm
 
@@ -95,6 +97,15 @@ def margin_softmax(
         f"loss ({reduction})", weight,
     )  # fmt: skip
     backend = find_backend(backend).fitted(Call.of(batch, weight, layout, rule, centres))
+    if (
+        unit_features and unit_weight and centres == 1 and bias is None and mix is None and layout is WHOLE
+        and type(rule) is type(SOFTMAX) and not label_smoothing and not row_terms and hasattr(backend, "look")
+        and not torch._C._are_functorch_transforms_active()
+    ):  # fmt: skip
+        with full_precision(features):
+            return plain_loss(
+                backend, batch, weight, margin, lam=lam, gradient=gradient, row_margin=row_margin, reduction=reduction
+            )
     classes = layout.classes(len(weight) // centres)
     with full_precision(features):
         table = layout.table(weight, batch, unit=unit_weight, bias=bias, centres=centres)

@@ -28,6 +28,16 @@ class Rivals(NamedTuple):
     hardest: Tensor | None  # (N,)  their maximum, whatever the rule, detached, if asked for
 
 
+class Seen(NamedTuple):
+    """What `look` returns of each row of f = s·x̂, all (N,), NaN in rows that are not finite."""
+
+    rivals: Tensor  # R
+    product: Tensor  # ⟨f, ŵ_y⟩
+    angle: Tensor  # between x and W_y
+    length: Tensor  # |f|: s, 0 for zero rows
+    norm: Tensor  # |x|
+
+
 class Call(NamedTuple):
     """The sizes, device, dtype and rule of a call, which a backend is chosen by before the call is made."""
 
@@ -52,6 +62,9 @@ class Backend(Protocol):
     `testing.check_backend` compares any backend with the definition, which is `Dense` in float64. One autograd node
     (or plain autograd) owns the weight's gradient, the label rows' share included; dR/dz is exactly 0 at label
     columns; gradients have the dtypes of what they belong to.
+
+    A backend may also have `look(x, weight, y, scale) -> Seen` and `margin_loss`, as the fused one does: all of a
+    head with two unit sides, one label per row (−1: it does not count) and nothing else in few launches.
     """
 
     def fitted(self, call: Call) -> Backend:
