@@ -26,7 +26,7 @@ from hypermargin.layout import WHOLE, Layout, Share, look_up
 from hypermargin.margins import Margin, RowFacts, RowMargin
 from hypermargin.margins._base import KEEP
 from hypermargin.numerics import full_precision, log_sum_exp, reduced, wide_dtype
-from hypermargin.plain import plain_loss
+from hypermargin.plain import plain_loss, whole_loss
 from hypermargin.rules import SOFTMAX, Rule
 from hypermargin.terms import RowTerm
 
@@ -91,21 +91,31 @@ def margin_softmax(
     """
     checks.loss_options(margin, rule, gradient, lam, label_smoothing, reduction)
     checks.combination(rule, unit_weight, centres, label_smoothing, mix is not None, layout.covers_all)
+    plain = (
+        unit_features and unit_weight and centres == 1 and bias is None and mix is None and layout is WHOLE
+        and type(rule) is type(SOFTMAX) and not label_smoothing and not row_terms
+        and not torch._C._are_functorch_transforms_active()
+    )  # fmt: skip
+    if plain and m is None and not checks.wanted(check, features, labels):
+        with full_precision(features):
+            backend, loss = whole_loss(
+                backend, features, weight, labels, margin, scale=scale, lam=lam, gradient=gradient,
+                row_margin=row_margin, ignore_index=ignore_index, reduction=reduction,
+            )  # fmt: skip
+        if loss is not None:
+            return loss
     batch = layout.gather(
         lambda: check_batch(features, weight, labels, layout, scale=scale, unit_features=unit_features, bias=bias,
                             centres=centres, margin=margin, m=m, mix=mix, ignore_index=ignore_index, check=check),
         f"loss ({reduction})", weight,
     )  # fmt: skip
     backend = find_backend(backend).fitted(Call.of(batch, weight, layout, rule, centres))
-    if (
-        unit_features and unit_weight and centres == 1 and bias is None and mix is None and layout is WHOLE
-        and type(rule) is type(SOFTMAX) and not label_smoothing and not row_terms and hasattr(backend, "look")
-        and not torch._C._are_functorch_transforms_active()
-    ):  # fmt: skip
+    if plain and hasattr(backend, "look"):
         with full_precision(features):
             return plain_loss(
-                backend, batch, weight, margin, lam=lam, gradient=gradient, row_margin=row_margin, reduction=reduction
-            )
+                backend, batch, weight, labels, margin, lam=lam, gradient=gradient, row_margin=row_margin,
+                ignore_index=ignore_index, reduction=reduction,
+            )  # fmt: skip
     classes = layout.classes(len(weight) // centres)
     with full_precision(features):
         table = layout.table(weight, batch, unit=unit_weight, bias=bias, centres=centres)

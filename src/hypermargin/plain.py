@@ -1,4 +1,4 @@
-"""The loss of a plain head, by a backend that does all of its N×d and N×C work at once (`backends.base.Seen`).
+"""The loss of a plain head, by a backend that does all of its N×d and N×C work at once.
 
 A head is plain with two unit sides, one label and one centre per row, softmax's rule, all classes in this process,
 and neither bias, smoothing nor row terms. ArcFace, CosFace and their like are, which is most of what is trained. The
@@ -12,35 +12,51 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hypermargin.layout import look_up
+from hypermargin import checks
+from hypermargin.backends import Backend, Call, find_backend
+from hypermargin.layout import WHOLE, look_up
 from hypermargin.margins import Margin, RowFacts, RowMargin
 from hypermargin.numerics import reduced, softplus, wide_dtype, widen
+from hypermargin.scales import needed_scale
 
 if TYPE_CHECKING:
     from hypermargin.batch import Batch
 
 
-def plain_loss(
-    backend: Any,
-    batch: Batch,
-    weight: Tensor,
-    margin: Margin,
-    *,
-    lam: float | Tensor,
-    gradient: str,
-    row_margin: RowMargin,
+def whole_loss(
+    backend: str | Backend, features: Tensor, weight: Tensor, labels: Tensor, margin: Margin, *,
+    scale: float | Tensor | str | None, lam: float | Tensor, gradient: str, row_margin: RowMargin, ignore_index: int,
     reduction: str,
-) -> Tensor:
-    """Return the loss of a batch; `backend` has `look` and `margin_loss`."""
-    seen = backend.look(batch.features, weight, batch.y, batch.scale)
-    keeps = type(row_margin) is RowMargin
-    of_all = batch.m is None and batch.class_m is None and keeps and gradient == "exact" and not isinstance(lam, Tensor)
-    if of_all and (numbers := margin.of_g()) is not None and not torch.compiler.is_compiling():
-        loss: Tensor = backend.margin_loss(seen, batch.y, numbers, 1 / (1 + lam), reduction)
-        return loss
+) -> tuple[str | Backend, Tensor | None]:  # fmt: skip
+    """Return the backend fitted, and the loss by one node of it, where it has one and ψ has a form that it knows."""
+    if gradient != "exact" or isinstance(lam, Tensor) or type(row_margin) is not RowMargin:
+        return backend, None
+    numbers = margin.of_g()
+    if numbers is None:
+        return backend, None
+    checks.features_and_weight(features, weight)
+    WHOLE.check_weight(weight, 1)
+    (N, d), C = features.shape, weight.shape[0]
+    if not isinstance(scale, Tensor | float):
+        scale = needed_scale(scale, True, C, d, margin)
+    checks.row_scale(scale, N)
+    checks.labels_like("labels", labels, N, features.device)
+    fitted: Any = find_backend(backend).fitted(Call(N, C, weight.device, wide_dtype(features, weight), d))
+    if not hasattr(fitted, "whole_loss"):
+        return fitted, None
+    part = 1 / (1 + lam)
+    return fitted, fitted.whole_loss(features, weight, labels, ignore_index, scale, numbers, part, reduction)
+
+
+def plain_loss(
+    backend: Any, batch: Batch, weight: Tensor, labels: Tensor, margin: Margin, *, lam: float | Tensor, gradient: str,
+    row_margin: RowMargin, ignore_index: int, reduction: str,
+) -> Tensor:  # fmt: skip
+    """Return the loss of a checked batch, with ψ by torch's operations; `backend` has `look`."""
+    seen = backend.look(batch.features, weight, labels, ignore_index, batch.scale)
     m = batch.m if batch.class_m is None else look_up(batch.class_m, batch.classes())
     m = None if m is None else widen(m, torch.float32)
-    if not keeps:
+    if type(row_margin) is not RowMargin:
         wide = wide_dtype(batch.features)
         m = row_margin(m, RowFacts(batch.clean(wide), seen.norm.unsqueeze(1), batch.y))
     lift = margin.at(m, lam, gradient).lift(seen.angle.unsqueeze(1)).squeeze(1)

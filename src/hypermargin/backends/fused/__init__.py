@@ -6,7 +6,7 @@ classes, 8·N·C·d operations. `memory` says how much may be kept: E of as many
 
 `ops.py` has the order of the launches, `launch.py` each launch, `compiled.py` how they are made cheap, `kernels.py`
 the products, `row_kernels.py`, `feature_kernels.py` and `loss_kernels.py` the smaller kernels around them, `tiles.py`
-the tile sizes, `whole.py` the node for heads with two unit sides. They need Triton; importing this file does not.
+the tile sizes; `seen.py` and `whole.py` are for heads with two unit sides. They need Triton; importing this file does not.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from torch import Tensor
 
 from hypermargin import checks
 from hypermargin.backends.base import PLAIN, Call, Rivals, Seen
-from hypermargin.backends.chunked import autocast_operands, learns
-from hypermargin.backends.dense import differentiable_gradients, sum_of_rivals
+from hypermargin.backends.chunked import learns
+from hypermargin.backends.dense import autocast_operands, differentiable_gradients, sum_of_rivals
 from hypermargin.backends.fused.sinks import sink_of, updating
 from hypermargin.layout import ClassTable
 from hypermargin.numerics import apply
@@ -121,21 +121,28 @@ class Triton:
         sums = sum_of_rivals(f, total, rows, local, table.bias) if rival_sum else None
         return Rivals(rows, rivals, sums, largest if hardest else None)
 
-    def look(self, x: Tensor, weight: Tensor, y: Tensor, scale: Tensor | float) -> Seen:
+    def look(self, x: Tensor, weight: Tensor, labels: Tensor, ignored: int, scale: Tensor | float) -> Seen:
         """Return rivals and the geometry of the targets for f = s·x̂ and unit class weights, in one node."""
-        from hypermargin.backends.fused import whole
+        from hypermargin.backends.fused import seen
 
         cut = self._cut(x, weight)
         kept = cut.kept if learns(x, weight, scale if isinstance(scale, Tensor) else None) else 0
-        return whole.look(x, weight, y, scale, cut.chunk, kept, cut.operands, sink_of(weight, self.update))
+        sink = sink_of(weight, self.update)
+        return seen.look(x, weight, labels, ignored, scale, cut.chunk, kept, cut.operands, sink)
 
-    def margin_loss(
-        self, seen: Seen, y: Tensor, numbers: tuple[float, float, float], part: float, reduction: str
-    ) -> Tensor:
-        """Return the loss of a margin ψ = cos θ + part·(g(m1·θ + m2) − m3 − cos θ), in one launch."""
+    def whole_loss(
+        self, x: Tensor, weight: Tensor, labels: Tensor, ignored: int, scale: Tensor | float,
+        numbers: tuple[float, float, float], part: float, reduction: str,
+    ) -> Tensor | None:  # fmt: skip
+        """Return the loss for ψ = cos θ + part·(g(m1·θ + m2) − m3 − cos θ) in one node; None if it cannot."""
         from hypermargin.backends.fused import whole
 
-        return whole.margin_loss(seen, y, numbers, part, reduction)
+        cut = self._cut(x, weight)
+        if cut.kept < weight.shape[0] or not learns(x, weight) or sink_of(weight, self.update) is not None:
+            return None
+        if not whole.fits(x, weight, cut.operands):
+            return None
+        return whole.loss(x, weight, labels, ignored, scale, numbers, part, reduction, cut.operands)
 
     def _cut(self, f: Tensor, weight: Tensor) -> Plan:
         """Return how the call is cut up, with tiles measured first if that was asked for."""

@@ -19,7 +19,6 @@ _CONSTANT: dict[int, tuple[bool, ...]] = {}  # by kernel: which of its arguments
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, warps: int = 4, stages: int = 3) -> None:
     """Run `kernel[grid](*args)` on the current device and stream."""
-    grid = (*grid, 1, 1)[:3]
     constant = _CONSTANT.get(id(kernel))
     if constant is None:
         constant = tuple(parameter.is_constexpr for parameter in getattr(kernel, "params", ()))
@@ -27,27 +26,70 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, warps: int = 4, stage
     if not constant:  # the interpreter's
         kernel[grid](*args, num_warps=warps, num_stages=stages)
         return
+    device = torch.cuda.current_device()
     kinds = [arg if fixed else _KIND[type(arg)](arg) for arg, fixed in zip(args, constant, strict=True)]
-    key = (id(kernel), warps, stages, torch.cuda.current_device(), *kinds)
-    found = _COMPILED.get(key)
-    if found is not None:
-        found[grid](*args)
-        return
-    whole = [_whole(arg) if isinstance(arg, TensorDescriptor) else arg for arg in args]
-    _COMPILED[key] = kernel[grid](*whole, num_warps=warps, num_stages=stages)
+    key = (id(kernel), warps, stages, device, *kinds)
+    code = _COMPILED.get(key)
+    if code is None:
+        _COMPILED[key] = Code(kernel[grid](*map(_checked, args), num_warps=warps, num_stages=stages))
+    else:
+        code((*grid, 1, 1)[:3], stream_of(device), *args)
+
+
+class Code:
+    """A compiled kernel, run by itself."""
+
+    __slots__ = ("function", "metadata", "run")
+
+    def __init__(self, compiled: Any) -> None:
+        self.run, self.function, self.metadata = compiled.run, compiled.function, compiled.packed_metadata
+
+    def __call__(self, grid: tuple[int, ...], stream: int, *args: Any) -> None:
+        """Launch it; pointers may be tensors or addresses."""
+        self.run(*grid, stream, self.function, self.metadata, None, None, None, *args)
+
+
+class Site:
+    """One launch of a step that is made again and again: a kernel and all that does not change about it.
+
+    The first call, with tensors, compiles. Later ones are given addresses, which must be multiples of 16.
+    """
+
+    __slots__ = ("code", "constants", "grid", "kernel", "options")
+
+    def __init__(self, kernel: Any, grid: tuple[int, ...], *constants: Any, warps: int = 4, stages: int = 3) -> None:
+        self.kernel, self.grid, self.constants = kernel, (*grid, 1, 1)[:3], constants
+        self.options = {"num_warps": warps, "num_stages": stages}
+        self.code: Code | None = None
+
+    def __call__(self, stream: int, *given: Any) -> None:
+        """Launch the kernel; `given` are its first arguments."""
+        if self.code is not None:
+            self.code(self.grid, stream, *given, *self.constants)
+            return
+        compiled = self.kernel[self.grid](*map(_checked, given), *self.constants, **self.options)
+        self.code = None if compiled is None else Code(compiled)  # the interpreter gives None
+
+
+def stream_of(device: int) -> int:
+    """Return the handle of a GPU's current stream."""
+    handle: int = torch._C._cuda_getCurrentRawStream(device)
+    return handle
 
 
 def tiled(x: Tensor, rows: int, columns: int) -> TensorDescriptor:
     """Return a descriptor to read or write a matrix in tiles of that size."""
     if not x.is_cuda:
         return TensorDescriptor(x, list(x.shape), list(x.stride()), [rows, columns])
-    found = TensorDescriptor.__new__(TensorDescriptor)  # its checks, which ours pass, take longer than the launch
+    found = TensorDescriptor.__new__(TensorDescriptor)  # its checks, which ours pass, take longer than a launch
     found.base, found.shape, found.strides, found.block_shape = x, x.shape, x.stride(), [rows, columns]
     return found
 
 
-def _whole(x: TensorDescriptor) -> TensorDescriptor:
-    return TensorDescriptor(x.base, list(x.shape), list(x.strides), x.block_shape)
+def _checked(arg: Any) -> Any:
+    if isinstance(arg, TensorDescriptor):
+        return TensorDescriptor(arg.base, list(arg.shape), list(arg.strides), arg.block_shape)
+    return arg
 
 
 def _kind_of_tensor(x: Tensor) -> Any:

@@ -15,6 +15,7 @@ LARGEST = tl.constexpr(3.4028234e38)
 CONE = tl.constexpr(9.5367431640625e-07)  # 8 eps, inside which the tangent's direction is rounding noise
 
 # GIVEN says which gradients `before` and `after` are given: 1 by product, 2 by angle, 4 by length, 8 by norm, added up.
+# GRADS says what they are multiplied by: 0 nothing, 1 the number in `grad`, 2 one number per row.
 
 
 @triton.jit
@@ -70,18 +71,18 @@ def _geometry(x, weight, label, there, row, d, D: tl.constexpr):
 
 @triton.jit
 def look(
-    x, weight, labels, scale, out, clean, base, product, angle, length, norm, C, d, width, s,
-    SCALES: tl.constexpr, LIMIT: tl.constexpr, D: tl.constexpr,
+    x, weight, labels, scale, out, clean, base, product, angle, length, norm, s, C, d, width,
+    IGNORED: tl.constexpr, SCALES: tl.constexpr, LIMIT: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     """Write f = s·x̂ as an operand, and of each row: label, base, ⟨f, ŵ_y⟩, the angle between them, |f| and |x|.
 
-    A label of −1 says that the row does not count: all is zero. SCALES: 0 `s` is the scale, 1 `scale` holds it, 2
+    A row whose label is IGNORED does not count: all is zero, and its clean label −1, as a bad row's is. SCALES: 0 `s` is the scale, 1 `scale` holds it, 2
     `scale` holds one per row.
     """
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, D)
     label = tl.load(labels + row)
-    counts = label != -1
+    counts = label != IGNORED
     values = tl.load(x + row * d + at, at < d, 0.0).to(tl.float32)
     bad = counts & (((label < 0) | (label >= C)) | (_is_finite(values) == 0))
     label = tl.where(counts & (bad == 0), label, -1).to(tl.int32)
@@ -115,9 +116,9 @@ def _turned(u, v, by_angle):
 
 @triton.jit
 def before(
-    x, weight, labels, scale, by_product, by_angle, relative, first, second, by_rows, N, d, width, s,
-    SCALES: tl.constexpr, GIVEN: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, LIMIT: tl.constexpr,
-    D: tl.constexpr,
+    x, weight, labels, scale, by_product, by_angle, grad, relative, first, second, by_rows, s, N, d, width,
+    SCALES: tl.constexpr, GIVEN: tl.constexpr, GRADS: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
+    LIMIT: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     """Write what dW needs of a row: f times its factor φ (`first`) and φ' (`second`), and the gradient of ŵ_y."""
     row = tl.program_id(0).to(tl.int64)
@@ -138,14 +139,16 @@ def before(
     if GIVEN & 2:
         _, by_v = _turned(u, v, tl.load(by_angle + row))
         g += by_v
+    if GRADS:
+        g *= tl.load(grad + row * (GRADS - 1))
     tl.store(by_rows + row * d + at, tl.where(there, g, 0.0), at < d)
 
 
 @triton.jit
 def after(
-    parts, roots, earlier, x, weight, labels, scale, base, by_product, by_angle, by_length, by_norm, out, by_scale,
-    N, d, splits, s, SCALES: tl.constexpr, GIVEN: tl.constexpr, ADDED: tl.constexpr, BY_SCALE: tl.constexpr,
-    LIMIT: tl.constexpr, S: tl.constexpr, D: tl.constexpr, BY_X: tl.constexpr,
+    parts, roots, earlier, x, weight, labels, scale, base, by_product, by_angle, by_length, by_norm, grad, out,
+    by_scale, s, N, d, splits, SCALES: tl.constexpr, GIVEN: tl.constexpr, GRADS: tl.constexpr, ADDED: tl.constexpr,
+    BY_SCALE: tl.constexpr, LIMIT: tl.constexpr, S: tl.constexpr, D: tl.constexpr, BY_X: tl.constexpr,
 ):  # fmt: skip
     """Write the gradient of a row of x if BY_X, and of its s if BY_SCALE, from `parts` of E·w̃ and what is given of the rest.
 
@@ -166,16 +169,17 @@ def after(
     by_f = tl.sum(total, 0) * tl.abs(root) * root
     if ADDED:
         by_f += tl.load(earlier + row * d + at, at < d, 0.0)
+    share = tl.load(grad + row * (GRADS - 1)) if GRADS else 1.0
     if GIVEN & 1:
-        by_f += tl.load(by_product + row) * v
+        by_f += tl.load(by_product + row) * share * v
     if BY_X:
         g = s * by_f
         if GIVEN & 2:
-            by_u, _ = _turned(u, v, tl.load(by_angle + row))
+            by_u, _ = _turned(u, v, tl.load(by_angle + row) * share)
             g += by_u
         g = tl.where(norm > 0, (g - u * tl.sum(u * g, 0)) / tl.where(norm > 0, norm, 1.0), 0.0)
         if GIVEN & 8:
-            g += tl.load(by_norm + row) * u
+            g += tl.load(by_norm + row) * share * u
         bad = tl.load(base + row)
         g = tl.where(there, g, tl.where(bad != bad, float("nan"), 0.0))
         g = tl.clamp(g, -LIMIT, LIMIT, propagate_nan=tl.PropagateNan.ALL)
@@ -183,7 +187,7 @@ def after(
     if BY_SCALE:
         by_s = tl.sum(by_f * u, 0)
         if GIVEN & 4:
-            by_s += tl.where(norm > 0, tl.load(by_length + row), 0.0)
+            by_s += tl.where(norm > 0, tl.load(by_length + row) * share, 0.0)
         tl.store(by_scale + row, tl.where(there, by_s, 0.0))
 
 

@@ -33,12 +33,13 @@ def _log1p(x):
 
 @triton.jit
 def margin_loss(
-    rivals, product, angle, length, labels, loss, gradients, N, m1, m2, m3, part,
+    rivals, product, angle, length, labels, loss, gradients, m1, m2, m3, part, N, stride,
     REDUCED: tl.constexpr, MEAN: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """Compute softplus(R − T), T = product + length·part·(g(m1·θ + m2) − m3 − cos θ), of all rows by one program.
 
-    `gradients` (4, N) are those by rivals, product, angle and length. With REDUCED `loss` is the sum over the rows
+    `gradients`, in rows of `stride`, are those by rivals, product, angle and length. `labels` are −1 in rows that do
+    not count or are bad; a bad row's length is NaN. With REDUCED `loss` is the sum over the rows
     that count, with MEAN their mean.
     """
     at = tl.arange(0, B)
@@ -69,9 +70,9 @@ def margin_loss(
         g = tl.where(x >= 0, 1.0, e) / (1.0 + e)
         g = tl.where(x != x, x, g) * share
         tl.store(gradients + row, tl.where(counts, g, 0.0), here)
-        tl.store(gradients + N + row, tl.where(counts, -g, 0.0), here)
-        tl.store(gradients + 2 * N + row, tl.where(counts, -g * size * slope, 0.0), here)
-        tl.store(gradients + 3 * N + row, tl.where(counts, -g * lift, 0.0), here)
+        tl.store(gradients + stride + row, tl.where(counts, -g, 0.0), here)
+        tl.store(gradients + 2 * stride + row, tl.where(counts, -g * size * slope, 0.0), here)
+        tl.store(gradients + 3 * stride + row, tl.where(counts, -g * lift, 0.0), here)
         value = tl.where(counts, value, 0.0)
         if REDUCED:
             total += value

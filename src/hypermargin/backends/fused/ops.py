@@ -17,8 +17,8 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
-from typing import NamedTuple, ParamSpec, TypeVar
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -56,14 +56,18 @@ Returned = TypeVar("Returned")
 Given = ParamSpec("Given")
 
 
+def on_device_of(x: Tensor) -> AbstractContextManager[object]:
+    """Return a context with the tensor's device as the current one, since Triton launches on the current device."""
+    elsewhere = x.is_cuda and x.get_device() != torch.cuda.current_device()
+    return torch.cuda.device(x.device) if elsewhere else nullcontext()
+
+
 def _on_its_device(run: Callable[Given, Returned]) -> Callable[Given, Returned]:
-    """Return `run` with the tensors' device as the current one, since Triton launches on the current device."""
+    """Return `run` on the device of its first argument."""
 
     @functools.wraps(run)
     def call(*args: Given.args, **kwargs: Given.kwargs) -> Returned:
-        f = args[0]
-        elsewhere = isinstance(f, Tensor) and f.is_cuda and f.get_device() != torch.cuda.current_device()
-        with torch.cuda.device(f.device) if elsewhere else nullcontext():
+        with on_device_of(cast("Tensor", args[0])):
             return run(*args, **kwargs)
 
     return call
@@ -147,8 +151,8 @@ class Factors(NamedTuple):
         relative, roots = rivals2.new_empty(2, N), rivals2.new_empty(2, N)
         largest = rivals2.new_empty(2, 1)
         launch(
-            row_kernels.factors, (1,), rivals2, base, by_rivals, shift, redo, relative, roots, largest, N, step.lift,
-            *WINDOW, 1024 // M, M, warps=8,
+            row_kernels.factors, (1,), rivals2, base, by_rivals, base, shift, redo, relative, roots, largest, N,
+            step.lift, 0, *WINDOW, 1024 // M, M, warps=8,
         )  # fmt: skip
         return Factors(shift, redo, relative, roots, largest)
 
@@ -344,7 +348,8 @@ def _(f, weight, bias, local, unit_weight, want_total, hardest, chunk, kept, ope
 
 @_on_its_device
 def look(
-    x: Tensor, weight: Tensor, labels: Tensor, scale: Tensor | None, s: float, chunk: int, kept: int, operands: str
+    x: Tensor, weight: Tensor, labels: Tensor, ignored: int, scale: Tensor | None, s: float, chunk: int, kept: int,
+    operands: str,
 ) -> tuple[
     Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor
 ]:  # fmt: skip
@@ -364,7 +369,7 @@ def look(
     if N:
         launch(
             feature_kernels.look, (N,), x, weight, labels, x if scale is None else scale, operand, clean, base,
-            product, angle, length, norm, step.C, step.d, step.width, s, scales(scale), torch.finfo(step.kind).max,
+            product, angle, length, norm, s, step.C, step.d, step.width, ignored, scales(scale), torch.finfo(step.kind).max,
             power(step.width),
         )  # fmt: skip
     _rivals(Operands(step, operand, base, clean, weight, None, True), chunk, kept, None, rivals, top, left)
@@ -405,8 +410,8 @@ def look_back_into(
         ]
         by_rows = rivals2.new_empty(N, d)
         launch(
-            feature_kernels.before, (N,), x, weight, clean, of_scale, product, angle, factors.relative, *weighted,
-            by_rows, N, d, step.width, s, kind, which, kept > 0, kept < C, torch.finfo(step.kind).max, D,
+            feature_kernels.before, (N,), x, weight, clean, of_scale, product, angle, unused, factors.relative,
+            *weighted, by_rows, s, N, d, step.width, kind, which, 0, kept > 0, kept < C, torch.finfo(step.kind).max, D,
         )  # fmt: skip
     earlier = [unused]
 
@@ -421,7 +426,8 @@ def look_back_into(
             return
         launch(
             feature_kernels.after, (N,), parts, roots, earlier[0], x, weight, clean, of_scale, base, product, angle,
-            length, norm, dx, by_scale if need_scale else unused, N, d, len(parts), s, kind, which, added, need_scale,
+            length, norm, unused, dx, by_scale if need_scale else unused, s, N, d, len(parts), kind, which, 0, added,
+            need_scale,
             torch.finfo(x.dtype).max, min(power(len(parts), 1), max(4096 // D, 1)), D, need_x,
         )  # fmt: skip
 
@@ -453,7 +459,7 @@ look_back_op = torch.library.custom_op("hypermargin::fused_look_back", look_back
 
 
 @look_op.register_fake
-def _(x, weight, labels, scale, s, chunk, kept, operands):  # type: ignore[no-untyped-def]
+def _(x, weight, labels, ignored, scale, s, chunk, kept, operands):  # type: ignore[no-untyped-def]
     N, d, kind = x.shape[0], x.shape[1], getattr(torch, operands)
     width = -(-d // 16) * 16
     rows = [torch.empty(N, device=x.device) for _ in range(7)]

@@ -157,8 +157,8 @@ def column_sums(e, factor, half, out, N, padded, C, R: tl.constexpr):
 
 @triton.jit
 def factors(
-    rivals2, base, by_rivals, shift, redo, relative, roots, largest, N, lift,
-    LOW: tl.constexpr, HIGH: tl.constexpr, ROWS: tl.constexpr, M: tl.constexpr,
+    rivals2, base, by_rivals, grad, shift, redo, relative, roots, largest, N, lift,
+    GRADS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, ROWS: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
     """Compute the factors φ of every row for the backward. The gradient of z is φ_i·E_ij, or φ'_i·P_ij.
 
@@ -177,6 +177,8 @@ def factors(
         R = (R2 - tl.load(base + row, there, 0.0)) * 0.6931471805599453
         nothing = (-float("inf") == R2) | (R2 != R2)  # no rivals, or a bad row
         g = tl.where(nothing, 0.0, tl.load(by_rivals + row, there, 0.0))
+        if GRADS:  # see feature_kernels.py
+            g *= tl.load(grad + row * (GRADS - 1), there, 0.0)
         outside = ((R < LOW) | (R > HIGH)).to(tl.int32)
         replaced = tl.max(outside, 1)[:, None] != 0
         log_share = tl.log(tl.abs(g)) - lift * 0.6931471805599453

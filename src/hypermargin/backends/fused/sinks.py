@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from hypermargin.backends.fused.launch import Update
     from hypermargin.optim import FusedSGD
 
-Sink = "FusedSGD | Tensor | None"
-
 
 def sink_of(weight: Tensor, update: FusedSGD | None) -> FusedSGD | Tensor | None:
     """Return the optimiser or tensor that takes the weight's gradient; None if autograd does."""
