@@ -97,11 +97,10 @@ def margin_softmax(
         and not torch._C._are_functorch_transforms_active()
     )  # fmt: skip
     if plain and m is None and not checks.wanted(check, features, labels):
-        with full_precision(features):
-            backend, loss = whole_loss(
-                backend, features, weight, labels, margin, scale=scale, lam=lam, gradient=gradient,
-                row_margin=row_margin, ignore_index=ignore_index, reduction=reduction,
-            )  # fmt: skip
+        backend, loss = whole_loss(
+            backend, features, weight, labels, margin, scale=scale, lam=lam, gradient=gradient,
+            row_margin=row_margin, ignore_index=ignore_index, reduction=reduction,
+        )  # fmt: skip
         if loss is not None:
             return loss
     batch = layout.gather(

@@ -140,7 +140,7 @@ class Triton:
         cut = self._cut(x, weight)
         if cut.kept < weight.shape[0] or not learns(x, weight) or sink_of(weight, self.update) is not None:
             return None
-        if not whole.fits(x, weight, cut.operands):
+        if not whole.fits(x, weight):
             return None
         return whole.loss(x, weight, labels, ignored, scale, numbers, part, reduction, cut.operands)
 

@@ -396,6 +396,10 @@ def look_back_into(
     if N == 0:
         _of_no_rows(step, weight, chunk, update)
         return dx, by_scale
+    table, at = weight, clean
+    if update is not None and update.mode == SGD:  # the rows of the labels as they are before the step
+        table = weight.detach().index_select(0, clean.clamp(min=0).flatten())
+        at = torch.arange(N, dtype=torch.int32, device=x.device).view(N, 1).masked_fill(clean < 0, -1)
     D, unused, kind = power(step.width), rivals2, scales(scale)
     of_scale = x if scale is None else scale
     product, angle, length, norm = (unused if g is None else g for g in (by_product, by_angle, by_length, by_norm))
@@ -410,7 +414,7 @@ def look_back_into(
         ]
         by_rows = rivals2.new_empty(N, d)
         launch(
-            feature_kernels.before, (N,), x, weight, clean, of_scale, product, angle, unused, factors.relative,
+            feature_kernels.before, (N,), x, table, at, of_scale, product, angle, unused, factors.relative,
             *weighted, by_rows, s, N, d, step.width, kind, which, 0, kept > 0, kept < C, torch.finfo(step.kind).max, D,
         )  # fmt: skip
     earlier = [unused]
@@ -425,7 +429,7 @@ def look_back_into(
             )  # fmt: skip
             return
         launch(
-            feature_kernels.after, (N,), parts, roots, earlier[0], x, weight, clean, of_scale, base, product, angle,
+            feature_kernels.after, (N,), parts, roots, earlier[0], x, table, at, of_scale, base, product, angle,
             length, norm, unused, dx, by_scale if need_scale else unused, s, N, d, len(parts), kind, which, 0, added,
             need_scale,
             torch.finfo(x.dtype).max, min(power(len(parts), 1), max(4096 // D, 1)), D, need_x,
