@@ -120,7 +120,11 @@ def as_markdown(result: dict[str, Any]) -> str:
                 ratio = "" if name == FLOOR else f" ({seconds['median'] / bare:.1f})"
                 cells.append(f"{1e3 * seconds['median']:.3g}{ratio}")
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    lines += ["", "Those marked so cannot do a margin and compute the plain normalised loss. What `auto` chose:", ""]
+    lines += [
+        "",
+        "Those marked so cannot do a margin and compute the plain normalised loss. What `auto` chose:",
+        "",
+    ]
     lines += [f"- {size['chosen']}" for size in sizes]
     return "\n".join([*lines, "", in_words(result["environment"]), ""])
 

@@ -93,7 +93,7 @@ def margin_softmax(
     checks.combination(rule, unit_weight, centres, label_smoothing, mix is not None, layout.covers_all)
     plain = (
         unit_features and unit_weight and centres == 1 and bias is None and mix is None and layout is WHOLE
-        and type(rule) is type(SOFTMAX) and not label_smoothing and not row_terms
+        and type(rule) is type(SOFTMAX) and not label_smoothing and len(row_terms) == 0
         and not torch._C._are_functorch_transforms_active()
     )  # fmt: skip
     if plain and m is None and not checks.wanted(check, features, labels):

@@ -591,6 +591,85 @@ def test_labels_that_are_no_class_are_not_read():
         assert loss[[0, 1, 3, 4, 5]].isfinite().all()
 
 
+def test_a_bad_row_spoils_no_other_rows_gradient():
+    x, W, y = example(40, 520)
+    bad = torch.zeros(40, dtype=torch.bool, device=DEVICE)
+    bad[[2, 7, 30, 31]] = True
+    good_x, good_y = x[~bad], y[~bad]
+    x[2], x[7, 3], y[30], y[31] = math.nan, -math.inf, 10**6, -1
+    for settings, options in itertools.product(
+        (Triton(), SOME), ({}, {"lam": torch.tensor(0.5, device=DEVICE)}, {"label_smoothing": 0.1})
+    ):
+        given = {"scale": 64.0, "backend": settings, "reduction": "none", "check": False, **options}
+        results = []
+        for features, labels, counted in ((x, y, ~bad), (good_x, good_y, slice(None))):
+            leaves = [t.detach().clone().requires_grad_() for t in (features, W)]
+            loss = hm.margin_softmax(*leaves, labels, ArcFace(), **given)
+            loss.sum().backward()
+            results.append([loss[counted].detach(), leaves[0].grad[counted], leaves[1].grad])
+            assert torch.equal(loss.isnan(), bad) or counted == slice(None)
+        for a, b in zip(*results, strict=True):
+            assert relative(a, b.double()) < 1e-5
+
+
+def test_near_duplicates_are_inside_the_window():
+    """A rival with a cosine near 1 at s = 64 is no reason to compute a block of rows again."""
+    from hypermargin.backends.fused import ops
+
+    x, W, y = example(8, 300)
+    W[:4] = x[:4]
+    found = ops.forward(
+        64 * torch.nn.functional.normalize(x), W, None, y[:, None], True, False, False, 512, 300, "float32"
+    )
+    rivals, base = found[1], found[4] * math.log(2)
+    assert rivals.max() > 58
+    assert ((rivals - base) < ops.WINDOW[1]).all()
+    assert ((rivals - base) > ops.WINDOW[0]).all()
+
+
+def plain_calls():
+    """What goes through the node for plain heads, or past it: margins, scales, reductions, ignored rows."""
+    yield ArcFace(), {"scale": 64.0}
+    yield CosFace(), {"scale": 30.0, "reduction": "sum", "ignore_index": 7}
+    yield SphereFace(1.7), {"scale": 16.0, "reduction": "none"}
+    yield hm.margins.Combined(1.1, 0.2, 0.1), {"scale": torch.tensor(20.0), "lam": 0.5}
+    yield NoMargin(), {"scale": torch.linspace(1, 90, 34)}
+    yield ArcFace(beyond="flat"), {"scale": torch.tensor(20.0)}
+    yield ArcFace(), {"scale": 20.0, "gradient": "straight"}
+    yield CosFace(), {"scale": 20.0, "m": torch.linspace(0.1, 0.5, 520)}
+    yield hm.margins.AdaFace(), {"scale": 20.0}
+
+
+def test_plain_heads_against_float64():
+    x, W, y = example()
+    y[3], y[5] = -100, 7
+    x[4] = 0.0
+    x[6], y[6] = W[y[6]], y[6]  # at its class: the angle has no gradient
+    for margin, options in plain_calls():
+        options = {k: v.to(DEVICE) if isinstance(v, torch.Tensor) else v for k, v in options.items()}
+        labels = y.clone() if options.get("ignore_index", -100) == -100 else y.clamp(min=0)
+        results = []
+        for dtype, backend in ((torch.float64, "dense"), (torch.float32, "dense"), (torch.float32, Triton())):
+            given = {k: v.to(dtype) if isinstance(v, torch.Tensor) else v for k, v in options.items()}
+            leaves = [t.to(dtype).clone().requires_grad_() for t in (x, W)]
+            if isinstance(given["scale"], torch.Tensor):
+                given["scale"] = given["scale"].clone().requires_grad_()
+                leaves.append(given["scale"])
+            rows = hm.margins.AdaFace().row_margin().to(DEVICE) if margin.name == "adaface" else None
+            given |= {} if rows is None else {"row_margin": rows}
+            loss = hm.margin_softmax(*leaves[:2], labels, margin, backend=backend, check=False, **given)
+            weights = torch.linspace(0.5, 2, loss.numel(), dtype=dtype, device=DEVICE).view_as(loss)
+            results.append([loss.detach(), *torch.autograd.grad((weights * loss).sum(), leaves)])
+        right, usual, ours = results
+        for a, b, c in zip(ours, usual, right, strict=True):
+            assert relative(a, c) <= 3 * relative(b, c) + 2e-6, (
+                margin,
+                options.keys(),
+                relative(a, c),
+                relative(b, c),
+            )
+
+
 def test_tiny_rows_of_the_weight_have_a_finite_gradient():
     x, W, y = example(6, 40, 8)
     for size in (0.0, 1e-42, 1e-39, 1e-30, 1e30):
@@ -622,7 +701,7 @@ def test_the_choice_is_explained():
     assert text.endswith("exp z of none of the classes is kept for the backward, float16 operands.")
 
 
-def test_auto_takes_it_under_autocast_on_the_gpus_it_was_tested_on(monkeypatch):
+def test_auto_takes_it_where_it_was_measured_as_the_fastest(monkeypatch):
     gpu, many = torch.device("cuda"), (1024, 10**6)
     monkeypatch.setattr(fused, "why_not", lambda device: "")
     for tested, autocast in itertools.product((True, False), repeat=2):
@@ -632,11 +711,15 @@ def test_auto_takes_it_under_autocast_on_the_gpus_it_was_tested_on(monkeypatch):
         call = Call(*many, gpu)
         chosen, why = auto.Auto().fitted(call), auto.Auto().explain(call)
         assert isinstance(chosen, Triton if tested and autocast else Chunked)
-        assert ("Under autocast it would be triton" in why) == (tested and not autocast)
+        assert ("measured as the fastest" in why) == (tested and autocast)
         assert chosen.operands == ("bfloat16" if autocast else None)
         assert isinstance(auto.Auto().fitted(Call(*many, gpu, torch.float64)), Chunked)
-        assert isinstance(auto.Auto().fitted(Call(64, 1000, gpu)), Dense)
+        few = auto.Auto().fitted(Call(64, 1000, gpu))
+        assert isinstance(few, Triton if tested else Dense)
+        assert few.operands == ("bfloat16" if autocast else None)
+        assert isinstance(auto.Auto().fitted(Call(8192, 16, gpu)), Dense)  # 512 labels per class
         assert isinstance(auto.Auto().fitted(Call(*many, gpu, rule=hm.rules.MVSoftmax())), Chunked)
+        assert isinstance(auto.Auto().fitted(Call(64, 1000, gpu, rule=hm.rules.MVSoftmax())), Dense)
 
 
 if __name__ == "__main__":  # where there is no pytest, what does not need it

@@ -12,6 +12,7 @@ from hypermargin.numerics import unit
 from hypermargin.rules import SOFTMAX, SUM_OF_SOFTPLUS, RuleAtRows
 from hypermargin.rules._base import from_text
 
+
 def _blocks(classes: int, chunk: int) -> Iterator[slice]:
     for start in range(0, classes, chunk):
         yield slice(start, min(start + chunk, classes))

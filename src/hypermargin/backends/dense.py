@@ -62,7 +62,6 @@ class Dense:
             raw.detach().amax(-1) if hardest else None,
         )
 
-
     def _products(self, f: Tensor, w: Tensor) -> Tensor:
         if self.operands in (None, "float32") or not f.is_cuda or not REDUCED_OPERANDS_WORK:
             return F.linear(f, w)

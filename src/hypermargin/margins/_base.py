@@ -40,7 +40,9 @@ class Margin:
     zero: ClassVar[Numbers] = None
 
     def __init_subclass__(cls) -> None:
-        if "psi" in vars(cls) and "of_g" not in vars(cls):  # what is said of a parent's ψ does not hold for this one
+        if "psi" in vars(cls) and "of_g" not in vars(
+            cls
+        ):  # what is said of a parent's ψ does not hold for this one
             cls.of_g = Margin.of_g  # type: ignore[method-assign]
 
     @property

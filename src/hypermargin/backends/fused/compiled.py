@@ -57,7 +57,9 @@ class Site:
 
     __slots__ = ("code", "constants", "grid", "kernel", "options")
 
-    def __init__(self, kernel: Any, grid: tuple[int, ...], *constants: Any, warps: int = 4, stages: int = 3) -> None:
+    def __init__(
+        self, kernel: Any, grid: tuple[int, ...], *constants: Any, warps: int = 4, stages: int = 3
+    ) -> None:
         self.kernel, self.grid, self.constants = kernel, (*grid, 1, 1)[:3], constants
         self.options = {"num_warps": warps, "num_stages": stages}
         self.code: Code | None = None
@@ -117,4 +119,3 @@ _KIND: dict[type, Callable[[Any], Any]] = {
     float: _kind_of_type,
     bool: _kind_of_type,
 }
-

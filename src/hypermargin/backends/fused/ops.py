@@ -249,7 +249,16 @@ def forward(
     if N:
         x = operand(f, step, LOG2_E, labels=labels, base=base, unit_weight=unit_weight)
         launch(
-            feature_kernels.label_rows, (labels.numel(),), weight, labels, rows, C, d, unit_weight, OUTSIDE, power(d)
+            feature_kernels.label_rows,
+            (labels.numel(),),
+            weight,
+            labels,
+            rows,
+            C,
+            d,
+            unit_weight,
+            OUTSIDE,
+            power(d),
         )
     given = Operands(step, x, base, labels, weight, None if bias is None else bias * LOG2_E, unit_weight)
     _rivals(given, chunk, kept, total, rivals, top, left)
@@ -363,9 +372,7 @@ def look(
     new = functools.partial(torch.empty, device=x.device)
     rivals, product, angle, length, norm, base, top, rivals2 = (new(N) for _ in range(8))
     clean, operand = new(N, 1, dtype=torch.int32), new(N, step.width, dtype=step.kind)
-    left = Kept(
-        rivals2, new(slabs(N, kept), dtype=step.kind), new(kept, step.width, dtype=step.kind), new(kept)
-    )
+    left = Kept(rivals2, new(slabs(N, kept), dtype=step.kind), new(kept, step.width, dtype=step.kind), new(kept))
     if N:
         launch(
             feature_kernels.look, (N,), x, weight, labels, x if scale is None else scale, operand, clean, base,
@@ -404,14 +411,14 @@ def look_back_into(
     of_scale = x if scale is None else scale
     product, angle, length, norm = (unused if g is None else g for g in (by_product, by_angle, by_length, by_norm))
     which = sum(
-        bit for bit, g in zip((1, 2, 4, 8), (by_product, by_angle, by_length, by_norm), strict=True) if g is not None
+        bit
+        for bit, g in zip((1, 2, 4, 8), (by_product, by_angle, by_length, by_norm), strict=True)
+        if g is not None
     )
     factors = Factors.of(step, rivals2, base, by_rivals)
     weighted, by_rows = [operand, operand], unused
     if update is not None:
-        weighted = [
-            torch.empty_like(operand) if there else operand for there in (kept > 0, kept < C)
-        ]
+        weighted = [torch.empty_like(operand) if there else operand for there in (kept > 0, kept < C)]
         by_rows = rivals2.new_empty(N, d)
         launch(
             feature_kernels.before, (N,), x, table, at, of_scale, product, angle, unused, factors.relative,

@@ -26,7 +26,17 @@ def look(
 ) -> Seen:  # fmt: skip
     """Return what a loss needs to know of every row of x against all classes."""
     s, of_rows = (1.0, scale) if isinstance(scale, Tensor) else (float(scale), None)
-    given = x.contiguous(), weight.contiguous(), labels.long().contiguous(), ignored, of_rows, s, chunk, kept, operands
+    given = (
+        x.contiguous(),
+        weight.contiguous(),
+        labels.long().contiguous(),
+        ignored,
+        of_rows,
+        s,
+        chunk,
+        kept,
+        operands,
+    )
     if torch.compiler.is_compiling() and not torch.is_grad_enabled():
         return Seen(*ops.look_op(*given)[:5])
     return Seen(*_Look.apply(*given, sink))

@@ -41,9 +41,7 @@ def sink_of(weight: Tensor, update: FusedSGD | None) -> FusedSGD | Tensor | None
             "FusedSGD and weight.main_grad work in eager mode and CUDA graphs, not under torch.compile."
         )
     if not weight.is_contiguous():
-        raise ValueError(
-            "FusedSGD and weight.main_grad need a contiguous weight; call .contiguous() on it first."
-        )
+        raise ValueError("FusedSGD and weight.main_grad need a contiguous weight; call .contiguous() on it first.")
     return sink
 
 

@@ -151,16 +151,17 @@ class Whole:
 
         few = min(count, 1024)
         self.sum = scores(count, kernels.SUM.value, True, False)
-        self.top, self.share = scores(few, kernels.TOP.value, False, True), scores(few, kernels.SHARE.value, True, True)
+        self.top, self.share = (
+            scores(few, kernels.TOP.value, False, True),
+            scores(few, kernels.SHARE.value, True, True),
+        )
         low, high = (math.exp(end) for end in WINDOW)
         self.mark = Site(row_kernels.mark, (cdiv(N, 8),), N, count, low, high, 8, 512)
         self.combine = Site(row_kernels.combine, (cdiv(N, 8),), N, count, True, 8, 512)
         self.margin = Site(
             loss_kernels.margin_loss, (1,), N, self.pitch, reduction != "none", reduction == "mean", 1024, warps=8
         )
-        self.factors = Site(
-            row_kernels.factors, (1,), N, step.lift, grads, *WINDOW, 1024 // M, M, warps=8
-        )
+        self.factors = Site(row_kernels.factors, (1,), N, step.lift, grads, *WINDOW, 1024 // M, M, warps=8)
         self.before = Site(feature_kernels.before, (N,), N, d, width, scales, 3, grads, True, False, largest, D)
         self.blocks = cdiv(C, tiles.weight.rows)
         self.sort = Site(
@@ -225,7 +226,16 @@ class Whole:
             stream, total, tops, row[BASE], row[TOP_SO_FAR], row[SUM_SO_FAR], row[RIVALS], row[RIVALS2], row[TOP]
         )
         self.margin(
-            stream, row[RIVALS], row[PRODUCT], row[ANGLE], row[LENGTH], clean, loss_at, row[GRADIENTS], *numbers, part
+            stream,
+            row[RIVALS],
+            row[PRODUCT],
+            row[ANGLE],
+            row[LENGTH],
+            clean,
+            loss_at,
+            row[GRADIENTS],
+            *numbers,
+            part,
         )
         self.quick_forward = self.margin.code is not None
         return found, state, ints, operand, exps, units, inverse
@@ -269,9 +279,7 @@ class Whole:
                 e, w = exps, units
                 if first or last < C:
                     e, w = exps[first // SLAB * step.padded :], units[first:last]
-                site(
-                    stream, tiled(e, tile.rows, tile.step), tiled(w, tile.step, tile.columns), at(parts)
-                )
+                site(stream, tiled(e, tile.rows, tile.step), tiled(w, tile.step, tile.columns), at(parts))
             self.after(
                 stream, at(parts), roots, shift, of_x, of_weight, clean, of_scale, row[BASE], by_product, by_angle,
                 by_length, shift, of_grad, at(dx), at(ds), s,
