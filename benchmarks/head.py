@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from benchmarks import command
 from benchmarks.contenders import CONTENDERS, Contender, M, Problem, floor, textbook
-from benchmarks.measure import interleaved, memory_in_a_fresh_process, peak_extra_bytes, stepper
+from benchmarks.measure import busy, interleaved, memory_in_a_fresh_process, peak_extra_bytes, stepper
 from benchmarks.plot import plot_sweep
 from benchmarks.record import Say, environment, in_words, store
 from hypermargin.margins import ArcFace, SphereFace
@@ -22,8 +22,11 @@ from hypermargin.margins import ArcFace, SphereFace
 ERROR_CLASSES = 20_000  # the float64 reference is dense, so its size has a limit
 
 
-def table(p: Problem, rounds: int, say: Say, *, only: str = "") -> list[dict[str, Any]]:
-    """Every contender at one size: time, ratio to the floor, memory beyond inputs and weight, gradient error."""
+def table(p: Problem, rounds: int, say: Say, *, only: str = "", others: int = 0) -> list[dict[str, Any]]:
+    """Every contender at one size: time, ratio to the floor, memory beyond inputs and weight, gradient error.
+
+    Times are taken while so many other processes are busy.
+    """
     chosen = [c for c in CONTENDERS if _is_asked_for(c.name, only)]
     rows: list[dict[str, Any]] = [{"name": c.name, "absent": c.absent(p.device)} for c in chosen]
     problems: dict[str, Problem] = {}
@@ -47,7 +50,8 @@ def table(p: Problem, rounds: int, say: Say, *, only: str = "") -> list[dict[str
         for problem in problems.values():
             problem.x.grad = problem.W.grad = None
 
-    times = interleaved(steps, rounds, p.device, drop_gradients)
+    with busy(others):
+        times = interleaved(steps, rounds, p.device, drop_gradients)
     drop_gradients()
     bare = min(times["floor: the three matrix products"])
     rows.insert(0, {"name": "floor: the three matrix products", "absent": ""})
@@ -148,7 +152,8 @@ def as_markdown(result: dict[str, Any]) -> str:
         f"# Head: N = {p['rows']}, C = {p['classes']:,}, d = {p['dim']}, {p['precision']}, {env['device']}",
         "",
         in_words(env),
-        "Forward and both gradients. Times are of interleaved rounds, ratios of their minima. Memory is the peak "
+        (f"{p['others']} other processes are busy without a pause. " if p.get("others") else "")
+        + "Forward and both gradients. Times are of interleaved rounds, ratios of their minima. Memory is the peak "
         "beyond inputs and weight, dW included"
         + (" (a fresh process a row)" if p["device"] == "cpu" else "")
         + f". Error: relative, against float64, at {min(p['classes'], ERROR_CLASSES):,} classes.",
@@ -195,15 +200,23 @@ def run(
     only: str = "",
     growth_to: int = 0,
     sweep_to: int = 0,
+    others: int = 0,
     out: Path | None = None,
     say: Say = print,
 ) -> dict[str, Any]:
     """The whole benchmark; writes head-….json, .md and, with a sweep, .png into `out`."""
     p = Problem(rows, classes, dim, device, precision)
     result: dict[str, Any] = {
-        "problem": {"rows": rows, "classes": classes, "dim": dim, "device": device, "precision": precision},
+        "problem": {
+            "rows": rows,
+            "classes": classes,
+            "dim": dim,
+            "device": device,
+            "precision": precision,
+            "others": others,
+        },
         "environment": environment(device),
-        "table": table(p, rounds, say, only=only),
+        "table": table(p, rounds, say, only=only, others=others),
     }
     ours = [r["median"] for r in result["table"] if r["name"].startswith("hypermargin") and "median" in r]
     if ours:
@@ -213,7 +226,7 @@ def run(
         result["growth"] = growth(p, sizes, rounds, say)
     if sweep_to:
         result["sweep"] = sweep(p, sweep_to, say)
-    stem = f"head-{device}-{precision}-n{rows}-c{classes}-d{dim}"
+    stem = f"head-{device}-{precision}-n{rows}-c{classes}-d{dim}" + (f"-busy{others}" if others else "")
     store(result, as_markdown(result), stem, out, say)
     if sweep_to and out is not None:
         plot_sweep(result, out / f"{stem}.png")
@@ -251,6 +264,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--classes 100000 --growth-to 400000 --sweep-to 100000 --out results",
         "--device cuda --precision bfloat16 --rows 1024 --classes 1000000",
         '--only "chunked,textbook"',
+        "--busy 1 --only chunked,pytorch-metric-learning",
     )
     several = command.at_least(1)
     parser.add_argument("--rows", type=several, default=256, help="rows of the batch, N")
@@ -265,6 +279,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--rounds", type=several, default=5, help="interleaved rounds to time")
     parser.add_argument("--only", default="", help="only contenders whose name contains this; several: a,b,c")
+    parser.add_argument(
+        "--busy",
+        dest="others",
+        type=command.at_least(0),
+        default=0,
+        help="other processes that use a core meanwhile",
+    )
     parser.add_argument("--growth-to", type=int, default=0, help="also our cost per class up to so many classes")
     parser.add_argument("--sweep-to", type=int, default=0, help="also all against C up to so many, with a picture")
     given = vars(parser.parse_args(arguments))

@@ -8,7 +8,8 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,18 @@ def interleaved(
             if round_number:  # the first is for compiling and for first touches
                 times[name].append(time.perf_counter() - start)
     return times
+
+
+@contextmanager
+def busy(processes: int) -> Iterator[None]:
+    """So many other processes that never rest, as the workers of a data loader."""
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
 
 
 def _wait(device: str) -> None:

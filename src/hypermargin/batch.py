@@ -204,7 +204,7 @@ def target_of(rows: ScaledRows, label_rows: Tensor, table: ClassTable) -> Target
         directions, norms = polar(label_rows)
         norm = norms.squeeze(-1)
     product, angle = meeting(rows.f, rows.direction, label_rows, directions)
-    products = product.view(len(product), product.shape[1] // table.centres, table.centres)
+    products = product.unsqueeze(-1) if table.centres == 1 else product.view(len(product), -1, table.centres)
     if table.centres > 1:
         nearest = products.detach().argmax(-1, keepdim=True)
 
@@ -250,10 +250,11 @@ def share_of(
 def row_losses(rule: Rule, whole: Share, batch: Batch, s: float | Tensor, smoothing: float, classes: int) -> Tensor:
     """Return link(R, T) + (ε/C)·((C − 1)·T − Σ_{j≠y} z_j) + terms of each row, 0 where it does not count."""
     # s is a factor of the loss here, and no way to make it smaller.
-    s = s.detach().reshape(-1) if isinstance(s, Tensor) else s
+    if isinstance(s, Tensor):
+        s = s.detach() if s.dim() == 0 else s.detach().squeeze(1)
 
     def of_label(k: int) -> Tensor:
-        R, T, rival_sum = whole.rivals, whole.target[:, k], whole.rival_sum
+        R, T, rival_sum = whole.rivals, whole.target.select(1, k), whole.rival_sum
         if whole.as_rival is not None:  # mixup: the other label is a rival, unless both are the same class
             same, other = batch.y[:, 0] == batch.y[:, 1], whole.as_rival[:, 1 - k]
             R = rule.aggregate.join(R, other.masked_fill(same, rule.aggregate.nothing))

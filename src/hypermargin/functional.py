@@ -124,7 +124,7 @@ def margin_softmax(
         threshold = layout.sum(threshold_of(psi, rows, table)) if rule.needs_threshold else None
         rivals = table.rivals(backend, rows.f, rule.at(rows.length, threshold), rival_sum=label_smoothing > 0)
         own = target_of(rows, rivals.rows, table)  # product, angle and norm from the rows of the labels
-        T = own.product + own.length * psi.lift(own.angle)
+        T = torch.addcmul(own.product, own.length, psi.lift(own.angle))
         share = share_of(rivals, T, own, table, rows, rule, [term(facts) for term in row_terms])
         bounded = unit_features and unit_weight and bias is None and rule.is_softmax
         whole = layout.combine(table, rule.aggregate, share, bound=rows.s if bounded else None)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from hypermargin.numerics import wide_dtype, widen
@@ -76,10 +75,10 @@ class Share(NamedTuple):
 
 
 def look_up(table: Tensor, rows: Tensor) -> Tensor:
-    """Return table[rows]; the backward of F.embedding is repeatable on the CPU, that of indexing is not."""
+    """Return table[rows]; the backward of embedding is repeatable on the CPU, that of indexing is not."""
     if table.dim() == 2:
-        return F.embedding(rows, table)
-    picked = F.embedding(rows, table.reshape(table.shape[0], -1))
+        return torch.embedding(table, rows)
+    picked = torch.embedding(table.reshape(table.shape[0], -1), rows)
     return picked.reshape(*rows.shape, *table.shape[1:])
 
 

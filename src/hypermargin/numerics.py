@@ -133,7 +133,7 @@ def fit(x: Tensor, limit: Tensor | float) -> Tensor:
 
 
 def readable(*tensors: Tensor) -> bool:
-    """Return whether values can be read at no cost: in eager mode on the CPU, outside the transforms of torch.func."""
+    """Return whether values can be read at no cost: in eager mode on the CPU, outside torch.func."""
     if torch.compiler.is_compiling():
         return False
     for t in tensors:  # noqa: SIM110  # called at every loss, where a generator costs more than a loop
@@ -226,10 +226,14 @@ class _Meeting(torch.autograd.Function):
         u, other, by_product = u.unsqueeze(-2), w if v is None else v, by_product.unsqueeze(-1)
         if torch.is_grad_enabled():  # a second derivative needs it as a function of both
             half = tan_half(u, other)
-        by_u, by_v = tangents(u, other, half, by_angle.unsqueeze(-1))
-        by_w = f.unsqueeze(-2) * by_product
-        by_f = (w * by_product).sum(-2)
-        return by_f, by_u.sum(-2), *((by_w + by_v, None) if v is None else (by_w, by_v))
+        least = 4 * torch.finfo(half.dtype).eps  # |u−v| = 8 eps
+        inside = half.clamp(least, 1 / least)
+        by_half = (by_angle.unsqueeze(-1) * 0.5).masked_fill(inside != half, 0.0)
+        along, across = by_half / inside * (u - other), by_half * inside * (u + other)
+        by_f, by_u, by_w, by_v = w * by_product, along - across, f.unsqueeze(-2) * by_product, along + across
+        one = w.shape[-2] == 1
+        by_f, by_u = (x.squeeze(-2) if one else x.sum(-2) for x in (by_f, by_u))
+        return by_f, by_u, *((by_w - by_v, None) if v is None else (by_w, -by_v))
 
 
 def tan_half(u: Tensor, v: Tensor) -> Tensor:
@@ -237,22 +241,15 @@ def tan_half(u: Tensor, v: Tensor) -> Tensor:
     near = torch.linalg.vector_norm(u - v, dim=-1, keepdim=True)
     far = torch.linalg.vector_norm(u + v, dim=-1, keepdim=True)
     tiny = torch.finfo(u.dtype).tiny
-    return near.clamp_min(tiny) / far.clamp_min(tiny)
-
-
-def tangents(u: Tensor, v: Tensor, half: Tensor, by_angle: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradients by u and by v of the angle with tan θ/2 = `half`."""
-    least = 4 * torch.finfo(u.dtype).eps  # |u−v| = 8 eps
-    inside = half.clamp(least, 1 / least)
-    by_half = by_angle * (inside == half) / 2
-    along, across = by_half / inside * (u - v), by_half * inside * (u + v)
-    return along - across, -along - across
+    half: Tensor = near.clamp_min(tiny) / far.clamp_min(tiny)
+    return half
 
 
 def meeting(f: Tensor, u: Tensor, w: Tensor, v: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return all that a loss needs to know of rows f and the rows w of their own classes: (N, K) each,
+    """Return the product ⟨f, w⟩ of rows with the rows of their own classes, and the angle between: (N, K) each.
 
-    the product ⟨f, w⟩, and the angle between the directions u of f (N, d) and v of w (N, K, d); v None if that is w.
+    f and w are as they enter the product, u and v their directions; v is None where w has length 1. f and u are
+    (N, d), w and v (N, K, d).
 
     The angle θ = 2·atan(|u−v|/|u+v|) is exact near 0 and π, where acos⟨u,v⟩ loses half the digits. Zero rows have
     angle π/2. With t = tan θ/2, ∂θ/∂u = (u−v)/2t − (u+v)·t/2, the unit tangent up to its sign. Where |u∓v| ≤ 8 eps

@@ -1,11 +1,12 @@
 """The benchmark: every contender computes the same gradient, absent peers are listed, files are whole."""
 
 import json
+import subprocess
 
 import pytest
 import torch
 
-from benchmarks import fused, fused_tables, head, slices
+from benchmarks import fused, fused_tables, head, measure, slices
 from benchmarks.contenders import CONTENDERS, Contender, Problem
 
 RUNNABLE = [c for c in CONTENDERS if not c.absent("cpu") and "compile" not in c.name]
@@ -25,6 +26,14 @@ def test_every_contender_computes_the_gradient_it_is_timed_for(contender):
 def test_absent_peers_are_listed_with_the_reason(capsys):
     result = head.run(4, 30, 5, rounds=1, only="cut", say=lambda text: None)
     assert "| cut-cross-entropy (no margin) | needs a GPU |" in head.as_markdown(result)
+
+
+def test_other_processes_are_busy_while_times_are_taken(monkeypatch):
+    started, start = [], subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda *given: started.append(start(*given)) or started[-1])
+    with measure.busy(2):
+        assert [each.poll() for each in started] == [None, None]
+    assert all(each.poll() is not None for each in started)
 
 
 @pytest.mark.slow

@@ -142,7 +142,7 @@ def test_the_choice_is_explained():
     assert hm.explain_backend(256, 1000).startswith("dense: 256 rows × 1,000 classes are at most 262,144 logits")
     text = hm.explain_backend(256, 100_000)
     assert text.startswith("chunked: 256 rows × 100,000 classes are more than")
-    assert "Blocks of 8,192 classes, 8 MB" in text
+    assert "Blocks of 4,096 classes, 4 MB of float32 logits at a time per thread" in text
     assert "was asked for" in hm.explain_backend(256, 1000, backend="chunked")
     assert "Blocks of 17 classes" in hm.explain_backend(256, 1000, backend=Chunked(chunk=17))
     with pytest.raises(ValueError, match=r"Chunked\(chunk=…\) must be at least 1; got 0"):

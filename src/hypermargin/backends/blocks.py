@@ -3,25 +3,43 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from hypermargin.numerics import unit
+from hypermargin.backends.crew import in_order, threads_for
+from hypermargin.numerics import far_from_limits, unit
 from hypermargin.rules import SOFTMAX, SUM_OF_SOFTPLUS, RuleAtRows
 from hypermargin.rules._base import from_text
 
 
-def _blocks(classes: int, chunk: int) -> Iterator[slice]:
-    for start in range(0, classes, chunk):
-        yield slice(start, min(start + chunk, classes))
+def _blocks(classes: int, chunk: int) -> list[slice]:
+    return [slice(start, min(start + chunk, classes)) for start in range(0, classes, chunk)]
+
+
+class _Buffers:
+    """Memory for N×chunk numbers, one buffer for each block that is being computed."""
+
+    def __init__(self, like: Tensor, size: int) -> None:
+        self._like, self._size = like, size
+        self._free: list[Tensor] = []
+
+    def take(self) -> Tensor:
+        """Return a free buffer, or a new one."""
+        try:
+            return self._free.pop()
+        except IndexError:
+            return self._like.new_empty(self._size)
+
+    def give_back(self, buffer: Tensor) -> None:
+        """Let another block use it."""
+        self._free.append(buffer)
 
 
 def _norms(weight: Tensor, dtype: torch.dtype) -> Tensor:
     """Return |W_j| of the classes in a block, inf for zero rows."""
     norm = torch.linalg.vector_norm(weight, dim=1, dtype=dtype)
-    if weight.device.type != "cpu" or not _safe(norm):
+    if weight.device.type != "cpu" or not far_from_limits(norm):
         if dtype == torch.float32 and weight.device.type != "mps":  # the square of any float32 is a float64
             norm = torch.linalg.vector_norm(weight, dim=1, dtype=torch.float64).to(dtype)
         else:
@@ -32,16 +50,11 @@ def _norms(weight: Tensor, dtype: torch.dtype) -> Tensor:
     return inf_for_zero
 
 
-def _safe(norms: Tensor) -> bool:
-    """Return whether these lengths and their inverses are far from overflow and underflow. Used on the CPU only."""
-    return float(norms.amin()) > 1e-15 and float(norms.amax()) < 1e15
-
-
 def _block(weight: Tensor, norms: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
     """Return a block of the weight as an operand, and the factors 1/|W_j| still to be put on its columns of z."""
     if norms is None:
         return weight.to(dtype), None
-    if norms.device.type == "cpu" and _safe(norms):
+    if norms.device.type == "cpu" and far_from_limits(norms):
         return weight.to(dtype), 1 / norms
     w = torch.empty(weight.shape, dtype=dtype, device=weight.device)
     return torch.div(weight, norms[:, None], out=w), None
@@ -123,43 +136,64 @@ def forward(
     at_rows = rule_at_rows(rule, length, threshold)
     softplus = at_rows.rule.aggregate is SUM_OF_SOFTPLUS
     plain = at_rows.rule.is_softmax and _needs_no_maximum(f, weight, bias, unit_weight)
+    norms, exps = f.new_empty(C if unit_weight else 0), f.new_empty(N * kept)
+    buffers, blocks = _Buffers(f, N * min(chunk, C)), _blocks(C, chunk)
     largest = f.new_full((N,), 0.0 if plain else -math.inf)
     sums = torch.zeros(N, dtype=exact, device=f.device)
     total = torch.zeros(f.shape[1] if want_total else 0, dtype=exact, device=f.device)
     top = f.new_full((N if hardest else 0,), -math.inf)
-    norms = f.new_empty(C if unit_weight else 0)
-    buffer, exps = f.new_empty(N * min(chunk, C)), f.new_empty(N * kept)
-    for block in _blocks(C, chunk):
+
+    def part(number: int) -> tuple[Tensor, ...]:
+        """Return Σ exp(z − max) of one block, its maximum, and Σ w̃ and its hardest where they are wanted."""
+        block = blocks[number]
         if unit_weight:
             norms[block] = _norms(weight[block], f.dtype)
         w, inverse = _block(weight[block], norms[block] if unit_weight else None, kind)
-        size = w.shape[0]
+        size, buffer = w.shape[0], buffers.take()
         space = exps[N * block.start : N * block.stop] if plain and block.stop <= kept else buffer[: N * size]
         z = _product(f, w.T, space.view(N, size))
         if inverse is not None:
             z *= inverse
+        its_top, its_total = top, total
         if hardest and not at_rows.is_identity:
-            raw = _mask_labels(z.clone() if bias is None else z + bias[block], local, block, -math.inf)
-            torch.maximum(top, raw.amax(1), out=top)
+            its_top = _mask_labels(z.clone() if bias is None else z + bias[block], local, block, -math.inf).amax(1)
         z = at_rows.rho(z)
         if bias is not None:
             z += bias[block]
         if want_total:
-            total += w.sum(0, dtype=f.dtype) if inverse is None else inverse @ w
+            its_total = w.sum(0, dtype=f.dtype) if inverse is None else inverse @ w
         _mask_labels(z, local, block, -math.inf)
         if hardest and at_rows.is_identity:
-            torch.maximum(top, z.amax(1), out=top)
+            its_top = z.amax(1)
+        its_largest = largest
         if softplus:
             z = torch.logaddexp(z, z.new_zeros(()))
         elif plain:
             z.exp_()
         else:
-            new = torch.maximum(largest, z.amax(1))
-            finite = new.masked_fill(new == -math.inf, 0.0)  # no rival seen yet
-            sums *= (largest - finite).exp()
-            largest = new
+            its_largest = z.amax(1)
+            finite = its_largest.masked_fill(its_largest == -math.inf, 0.0)  # no rival in the block
             _mask_labels(_exp(z.sub_(finite[:, None])), local, block, 0.0)
-        sums += z.sum(1)
+        found = z.sum(1), its_largest, its_total, its_top
+        buffers.give_back(buffer)
+        return found
+
+    def add(found: tuple[Tensor, ...]) -> None:
+        nonlocal largest
+        its_sum, its_largest, its_total, its_top = found
+        if plain or softplus:
+            sums.add_(its_sum)
+        else:
+            new = torch.maximum(largest, its_largest)
+            finite = new.masked_fill(new == -math.inf, 0.0)  # no rival seen yet
+            sums.mul_((largest - finite).exp()).add_(its_sum * (its_largest - finite).exp())
+            largest = new
+        if want_total:
+            total.add_(its_total)
+        if hardest:
+            torch.maximum(top, its_top, out=top)
+
+    in_order(len(blocks), threads_for(f.device, len(blocks)), part, add)
     if not softplus:
         sums = largest.masked_fill(largest == -math.inf, 0.0) + sums.log()
     rivals = sums.to(f.dtype)
@@ -228,11 +262,14 @@ def backward(
     flat_rows, flat_local = by_rows.reshape(-1, d), local.flatten()
     kind = _operand_dtype(f, operands)
     by_kind = torch.bfloat16 if kind == torch.float16 else kind  # P is small: it needs bfloat16's range
-    buffer = f.new_empty(N * min(chunk, C))
-    for block in _blocks(C, chunk):
-        size = block.stop - block.start
+    buffers, blocks = _Buffers(f, N * min(chunk, C)), _blocks(C, chunk)
+
+    def part(number: int) -> tuple[Tensor, Tensor]:
+        """Write dW and db of one block and return its parts of df and of the gradient by |f|."""
+        block = blocks[number]
+        size, buffer = block.stop - block.start, buffers.take()
         w, inverse = _block(weight[block], norms[block] if unit_weight else None, kind)
-        P = buffer[: N * size].view(N, size)
+        P, its_df, its_length = buffer[: N * size].view(N, size), df, by_length
         if without_maximum and block.stop <= kept:
             P.copy_(exps[N * block.start : N * block.stop].view(N, size))
         else:
@@ -247,13 +284,13 @@ def backward(
         if need_bias and bias is not None:
             db[block] = (factor.squeeze(1) @ P).to(bias.dtype)
         if not at_rows.is_identity:
-            by_length += (P * at_rows.slope_by_length(z)).sum(1, keepdim=True)
+            its_length = (P * at_rows.slope_by_length(z)).sum(1, keepdim=True)
             P *= at_rows.slope(z)
         if inverse is not None:
             P *= inverse
         P = P.to(by_kind)
         if need_f:
-            _ = df.addmm_(P, w) if by_kind == f.dtype else df.add_(_product(P, w.to(by_kind), df))
+            its_df = _product(P, w.to(by_kind), torch.empty_like(f))
         if need_weight:
             in_place = by_kind == f.dtype == dW.dtype
             G = _product(P.T, weighted_f.to(by_kind), dW[block] if in_place else f.new_empty(size, d))
@@ -277,6 +314,16 @@ def backward(
                 G.clamp_(-limit, limit)
             if not in_place:
                 dW[block] = G
+        buffers.give_back(buffer)
+        return its_df, its_length
+
+    def add(found: tuple[Tensor, Tensor]) -> None:
+        if need_f:
+            df.add_(found[0])
+        if not at_rows.is_identity:
+            by_length.add_(found[1])
+
+    in_order(len(blocks), threads_for(f.device, len(blocks)), part, add)
     if need_f:
         df *= factor
     return df, dW, db, by_length * factor if length is not None else by_length

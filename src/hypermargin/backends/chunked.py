@@ -2,14 +2,17 @@
 
 Forward: for each block, z = f·w̃ᵀ + b is computed, the labels are masked out, and Σ exp z is added up. Backward: z
 is computed again, P = exp(z − R), and two products follow, P·w̃ into df and Pᵀ·f into the block's slice of dW. That
-is 8·N·C·d operations where dense needs 6. Beyond the inputs and the gradients it holds one N×chunk block, one or
-two chunk×d blocks, a few N- and C-vectors, and as many blocks of exp z as the memory budget allows, which then need
-not be computed again.
+is 8·N·C·d operations where dense needs 6. Beyond the inputs and the gradients it holds an N×chunk block and up to
+two chunk×d blocks (on the CPU per thread), a few N- and C-vectors, and as many blocks of exp z as the memory
+budget allows, which then need not be computed again.
 
 Three things keep the number of passes over each block small:
 - factors of whole rows (the gradient g of R; exp(−R)) commute with both products, so they are put on f and on df;
 - 1/|W_j| is a factor of a whole column of z and of P, so no normalised copy of the weight is made;
 - where a bound on |z| shows that exp z cannot overflow, no maximum is subtracted first.
+
+On the CPU each thread computes whole blocks (`crew.py`). What they find is added up in the order of the blocks, so
+that results do not depend on the number of threads.
 
 The loops are opaque custom operations: torch.compile neither unrolls nor reorders them. One autograd node contains
 them. A second derivative (or torch.func) uses the dense formula, and its memory.
@@ -80,7 +83,8 @@ class Chunked:
         chunk = self.chunk or chunk_for(call.rows, call.classes, call.device)
         held = f"{call.rows * min(chunk, call.classes) * 4 / 2**20:,.0f} MB"
         operands = f", {self.operands} operands" if self.operands else ""
-        return f"chunked: Blocks of {chunk:,} classes, {held} of float32 logits at a time{operands}."
+        each = " per thread" if call.device.type == "cpu" else ""
+        return f"chunked: Blocks of {chunk:,} classes, {held} of float32 logits at a time{each}{operands}."
 
     def __call__(
         self,
@@ -115,10 +119,14 @@ def learns(*tensors: Tensor | None) -> bool:
 
 
 def chunk_for(rows: int, classes: int, device: torch.device) -> int:
-    """Return the number of classes per block: enough for fast products, few enough for cache and memory."""
-    block = 2**27 if device.type == "cuda" else 2**21  # numbers in z: 512 MB on a GPU, 8 MB on a CPU
-    size = max(block // max(rows, 1), 1024)
-    size = min(size, 262144 if device.type == "cuda" else 8192)
+    """Return the number of classes per block: enough for fast products, few enough for cache and memory.
+
+    On the CPU there are to be several blocks, since each is computed by one thread.
+    """
+    if device.type == "cuda":
+        size = min(max(2**27 // max(rows, 1), 1024), 262144)  # 512 MB of numbers in z
+    else:
+        size = min(max(2**20 // max(rows, 1), 1024), 8192, max(classes // 8, 512))  # 4 MB
     return min(size // 128 * 128, classes)
 
 
