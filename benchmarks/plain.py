@@ -30,9 +30,13 @@ SIZES = (
 )  # fmt: skip
 FLOOR = "the three matrix products"
 PEERS = (
-    "textbook, eager", "torch.compile of the textbook", "pytorch-metric-learning", "Partial FC formula, all classes",
-    "cut-cross-entropy (no margin)", "liger (no margin)",
-)  # fmt: skip
+    "textbook, eager",
+    "torch.compile of the textbook",
+    "pytorch-metric-learning",
+    "Partial FC formula, all classes",
+    "cut-cross-entropy (no margin)",
+    "liger (no margin)",
+)
 
 
 def _head(p: Problem) -> MarginHead:

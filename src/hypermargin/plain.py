@@ -1,8 +1,8 @@
 """The loss of a plain head, by a backend that does all of its N×d and N×C work at once.
 
 A head is plain with two unit sides, one label and one centre per row, softmax's rule, all classes in this process,
-and neither bias, smoothing nor row terms. ArcFace, CosFace and their like are, which is most of what is trained. The
-numbers are those of `margin_softmax`'s own way through; what differs is how many operations they take.
+and neither bias, smoothing nor row terms. ArcFace, CosFace and their like are, which is most of what is trained.
+The numbers are those of `margin_softmax`'s own way through; what differs is how many operations they take.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 def whole_loss(
     backend: str | Backend, features: Tensor, weight: Tensor, labels: Tensor, margin: Margin, *,
-    scale: float | Tensor | str | None, lam: float | Tensor, gradient: str, row_margin: RowMargin, ignore_index: int,
-    reduction: str,
+    scale: float | Tensor | str | None, lam: float | Tensor, gradient: str, row_margin: RowMargin,
+    ignore_index: int, reduction: str,
 ) -> tuple[str | Backend, Tensor | None]:  # fmt: skip
-    """Return the backend fitted, and the loss by one node of it, where it has one and ψ has a form that it knows."""
+    """Return the backend fitted, and the loss by one node of it where it has one for this ψ."""
     if gradient != "exact" or isinstance(lam, Tensor) or type(row_margin) is not RowMargin:
         return backend, None
     numbers = margin.of_g()
@@ -49,8 +49,8 @@ def whole_loss(
 
 
 def plain_loss(
-    backend: Any, batch: Batch, weight: Tensor, labels: Tensor, margin: Margin, *, lam: float | Tensor, gradient: str,
-    row_margin: RowMargin, ignore_index: int, reduction: str,
+    backend: Any, batch: Batch, weight: Tensor, labels: Tensor, margin: Margin, *, lam: float | Tensor,
+    gradient: str, row_margin: RowMargin, ignore_index: int, reduction: str,
 ) -> Tensor:  # fmt: skip
     """Return the loss of a checked batch, with ψ by torch's operations; `backend` has `look`."""
     seen = backend.look(batch.features, weight, labels, ignore_index, batch.scale)

@@ -17,7 +17,8 @@ from hypermargin.rules import RuleAtRows
 # Up to this many logits holding the N×C matrix is faster than computing it in blocks, by device type. On a GPU it
 # is faster by 10 to 30 % without end, but takes some 20 bytes per logit.
 DENSE_LOGITS = {"cpu": 2**18, "cuda": 2**27}
-# Where the fused backend is the fastest of ours on the GPUs that it was measured on (benchmarks/results/auto-cuda.md).
+# Where the fused backend is the fastest of ours on the GPUs that it was measured on
+# (benchmarks/results/auto-cuda.md).
 FUSED_LABELS = (
     4096  # with reduced operands: up to this many labels in a tile of 64 classes, which it adds one by one
 )

@@ -63,8 +63,8 @@ class Backend(Protocol):
     (or plain autograd) owns the weight's gradient, the label rows' share included; dR/dz is exactly 0 at label
     columns; gradients have the dtypes of what they belong to.
 
-    A backend may also have `look(x, weight, labels, ignored, scale) -> Seen` and `whole_loss`, as the fused one does,
-    for heads with two unit sides, one label per row and nothing else.
+    A backend may also have `look(x, weight, labels, ignored, scale) -> Seen` and `whole_loss`, as the fused one
+    does, for heads with two unit sides, one label per row and nothing else.
     """
 
     def fitted(self, call: Call) -> Backend:

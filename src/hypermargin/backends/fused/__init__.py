@@ -5,8 +5,9 @@ forward (2·N·C bytes in bfloat16) these are all: 6·N·C·d operations. Otherw
 classes, 8·N·C·d operations. `memory` says how much may be kept: E of as many classes as fit is kept.
 
 `ops.py` has the order of the launches, `launch.py` each launch, `compiled.py` how they are made cheap, `kernels.py`
-the products, `row_kernels.py`, `feature_kernels.py` and `loss_kernels.py` the smaller kernels around them, `tiles.py`
-the tile sizes; `seen.py` and `whole.py` are for heads with two unit sides. They need Triton; importing this file does not.
+the products, `row_kernels.py`, `feature_kernels.py` and `loss_kernels.py` the smaller kernels around them,
+`tiles.py` the tile sizes; `seen.py` and `whole.py` are for heads with two unit sides. They need Triton; importing
+this file does not.
 """
 
 from __future__ import annotations
@@ -234,7 +235,7 @@ class _Node(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         f, weight, bias, local, *ctx.settings = inputs
-        _, rivals, _, largest, *kept = output
+        _, _, _, largest, *kept = output
         ctx.save_for_backward(f, weight, bias, local, *kept)
         ctx.mark_non_differentiable(largest, *kept)
         ctx.set_materialize_grads(False)  # else autograd would allocate zeros of the size of what was kept

@@ -1,7 +1,7 @@
 """The fused backend's work on rows of features and of labels, N×d, as Triton kernels.
 
-A row that holds NaN or inf, or whose label is no class, is bad: its features become zeros, and its base becomes NaN,
-which makes its R NaN and its share of every gradient but its own 0.
+A row that holds NaN or inf, or whose label is no class, is bad: its features become zeros, and its base becomes
+NaN, which makes its R NaN and its share of every gradient but its own 0.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 LARGEST = tl.constexpr(3.4028234e38)
 CONE = tl.constexpr(9.5367431640625e-07)  # 8 eps, inside which the tangent's direction is rounding noise
 
-# GIVEN says which gradients `before` and `after` are given: 1 by product, 2 by angle, 4 by length, 8 by norm, added up.
-# GRADS says what they are multiplied by: 0 nothing, 1 the number in `grad`, 2 one number per row.
+# GIVEN says which gradients `before` and `after` are given: 1 by product, 2 by angle, 4 by length, 8 by norm,
+# added up. GRADS says what they are multiplied by: 0 nothing, 1 the number in `grad`, 2 one number per row.
 
 
 @triton.jit
@@ -76,8 +76,8 @@ def look(
 ):  # fmt: skip
     """Write f = s·x̂ as an operand, and of each row: label, base, ⟨f, ŵ_y⟩, the angle between them, |f| and |x|.
 
-    A row whose label is IGNORED does not count: all is zero, and its clean label −1, as a bad row's is. SCALES: 0 `s` is the scale, 1 `scale` holds it, 2
-    `scale` holds one per row.
+    A row whose label is IGNORED does not count: all is zero, and its clean label −1, as a bad row's is. SCALES: 0
+    `s` is the scale, 1 `scale` holds it, 2 `scale` holds one per row.
     """
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, D)
@@ -150,9 +150,9 @@ def after(
     by_scale, s, N, d, splits, SCALES: tl.constexpr, GIVEN: tl.constexpr, GRADS: tl.constexpr, ADDED: tl.constexpr,
     BY_SCALE: tl.constexpr, LIMIT: tl.constexpr, S: tl.constexpr, D: tl.constexpr, BY_X: tl.constexpr,
 ):  # fmt: skip
-    """Write the gradient of a row of x if BY_X, and of its s if BY_SCALE, from `parts` of E·w̃ and what is given of the rest.
+    """Write the gradient of a row of x if BY_X, and of its s if BY_SCALE.
 
-    φ is given by its root, since φ itself may exceed float32's range. ADDED adds what is in `earlier`.
+    It is the sum of `parts` of E·w̃, times φ, and what is given by the target. φ is given by its root, since φ itself may exceed float32's range. ADDED adds what is in `earlier`.
     """
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, D)

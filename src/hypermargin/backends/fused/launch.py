@@ -125,8 +125,8 @@ def unit_rows(
     programs = min(cdiv(count, each), 8 * PROGRAMS)
     parts = w if total is None else weight.new_empty(programs, step.d, dtype=torch.float32)
     launch(
-        row_kernels.operands, (programs,), weight, w, inverse, parts, count, step.d, step.width, unit_weight, total is not None,
-        each, D, torch.finfo(step.kind).max,
+        row_kernels.operands, (programs,), weight, w, inverse, parts, count, step.d, step.width, unit_weight, total
+        is not None, each, D, torch.finfo(step.kind).max,
     )  # fmt: skip
     if total is not None:
         total += parts.sum(0, dtype=torch.float64)
@@ -249,7 +249,8 @@ def finish(
     some, out, D = weight[first:last], update.out[first:last], power(step.d)
     each = max(2048 // D, 1)
     launch(
-        row_kernels.finish_rows, (cdiv(last - first, each),), raw, some, inverse, out, out if update.momentum is None else update.momentum[first:last],
-        raw if update.settings is None else update.settings, last - first, step.d, unit_weight, update.mode,
+        row_kernels.finish_rows, (cdiv(last - first, each),), raw, some, inverse, out, out if update.momentum is
+        None else update.momentum[first:last], raw if update.settings is None else update.settings, last - first,
+        step.d, unit_weight, update.mode,
         update.momentum is not None, update.nesterov, update.renormalize, torch.finfo(out.dtype).max, each, D,
     )  # fmt: skip

@@ -38,8 +38,8 @@ def margin_loss(
 ):  # fmt: skip
     """Compute softplus(R − T), T = product + length·part·(g(m1·θ + m2) − m3 − cos θ), of all rows by one program.
 
-    `gradients`, in rows of `stride`, are those by rivals, product, angle and length. `labels` are −1 in rows that do
-    not count or are bad; a bad row's length is NaN. With REDUCED `loss` is the sum over the rows
+    `gradients`, in rows of `stride`, are those by rivals, product, angle and length. `labels` are −1 in rows that
+    do not count or are bad; a bad row's length is NaN. With REDUCED `loss` is the sum over the rows
     that count, with MEAN their mean.
     """
     at = tl.arange(0, B)

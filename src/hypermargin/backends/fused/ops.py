@@ -129,7 +129,8 @@ def _rivals(
             launch(row_kernels.mark, (cdiv(N, 8),), sums, redo, N, count, low, high, 8, 512)
         scores(step, kernels.TOP.value, *of_these, sums=sums, tops=tops, redo=redo)
         launch(
-            row_kernels.combine, (cdiv(N, 8),), sums, tops, given.base, top_so_far, sum_so_far, rivals, left.rivals2,
+            row_kernels.combine, (cdiv(N, 8),), sums, tops, given.base, top_so_far, sum_so_far, rivals,
+            left.rivals2,
             top, N, count, first == 0, 8, 512,
         )  # fmt: skip
 
@@ -364,8 +365,8 @@ def look(
 ]:  # fmt: skip
     """Return R, ⟨f, ŵ_y⟩, the angle between them, |f| and |x| of every row, each (N,), for f = s·x̂.
 
-    `scale`, one number or one per row, is s if it is given. Seven more are for the backward: base, operand and label
-    of every row, then as in `forward`.
+    `scale`, one number or one per row, is s if it is given. Seven more are for the backward: base, operand and
+    label of every row, then as in `forward`.
     """
     step = step_of(*x.shape[:1], *weight.shape, operands, x.device)
     N = step.N
@@ -376,7 +377,8 @@ def look(
     if N:
         launch(
             feature_kernels.look, (N,), x, weight, labels, x if scale is None else scale, operand, clean, base,
-            product, angle, length, norm, s, step.C, step.d, step.width, ignored, scales(scale), torch.finfo(step.kind).max,
+            product, angle, length, norm, s, step.C, step.d, step.width, ignored, scales(scale),
+            torch.finfo(step.kind).max,
             power(step.width),
         )  # fmt: skip
     _rivals(Operands(step, operand, base, clean, weight, None, True), chunk, kept, None, rivals, top, left)
@@ -422,7 +424,8 @@ def look_back_into(
         by_rows = rivals2.new_empty(N, d)
         launch(
             feature_kernels.before, (N,), x, table, at, of_scale, product, angle, unused, factors.relative,
-            *weighted, by_rows, s, N, d, step.width, kind, which, 0, kept > 0, kept < C, torch.finfo(step.kind).max, D,
+            *weighted, by_rows, s, N, d, step.width, kind, which, 0, kept > 0, kept < C,
+            torch.finfo(step.kind).max, D,
         )  # fmt: skip
     earlier = [unused]
 
@@ -431,21 +434,23 @@ def look_back_into(
             earlier[0] = rivals2.new_empty(N, d)
             size = N * d
             launch(
-                feature_kernels.sum_parts, (cdiv(size, 1024),), parts, roots, earlier[0], size, d, len(parts), added,
+                feature_kernels.sum_parts, (cdiv(size, 1024),), parts, roots, earlier[0], size, d, len(parts),
+                added,
                 1024,
             )  # fmt: skip
             return
         launch(
             feature_kernels.after, (N,), parts, roots, earlier[0], x, table, at, of_scale, base, product, angle,
-            length, norm, unused, dx, by_scale if need_scale else unused, s, N, d, len(parts), kind, which, 0, added,
+            length, norm, unused, dx, by_scale if need_scale else unused, s, N, d, len(parts), kind, which, 0,
+            added,
             need_scale,
             torch.finfo(x.dtype).max, min(power(len(parts), 1), max(4096 // D, 1)), D, need_x,
         )  # fmt: skip
 
     given = Operands(step, operand, base, clean, weight, None, True)
     _gradients(
-        given, Kept(rivals2, exps, units, inverse), factors, chunk, finish_features if need_x or need_scale else None,
-        None, update, weighted, by_rows, None,
+        given, Kept(rivals2, exps, units, inverse), factors, chunk, finish_features if need_x or need_scale else
+        None, None, update, weighted, by_rows, None,
     )  # fmt: skip
     return dx, by_scale
 

@@ -67,8 +67,8 @@ def combine(
 ):  # fmt: skip
     """Add up sum·2^top over the tiles so far; store it as a top and a sum, and its logarithm (natural and base 2).
 
-    The logarithm of a bad row, whose base is NaN, is NaN. `hardest` is the largest top, in natural units. The backward subtracts the logarithm in base 2: a row with one
-    rival far above the others then has P = 1 exactly.
+    The logarithm of a bad row, whose base is NaN, is NaN. `hardest` is the largest top, in natural units. The
+    backward subtracts the logarithm in base 2: a row with one rival far above the others then has P = 1 exactly.
     """
     rows = tl.program_id(0) * M + tl.arange(0, M)
     here = rows < N
@@ -163,7 +163,8 @@ def factors(
     """Compute the factors φ of every row for the backward. The gradient of z is φ_i·E_ij, or φ'_i·P_ij.
 
     φ = g·exp(base − R) where E was stored and R − base is inside its window. In blocks of M rows of which one is
-    outside, E is replaced by P and φ = φ'. φ of a bad row is 0. P is stored as exp2(z − shift), that is P·2^lift, so φ' = g·2^−lift. Both can exceed
+    outside, E is replaced by P and φ = φ'. φ of a bad row is 0. P is stored as exp2(z − shift), that is P·2^lift,
+    so φ' = g·2^−lift. Both can exceed
     float32's range, so they are stored in parts: `relative` is φ divided by the largest |φ| of all rows, `largest`
     is the square root of that largest, and `roots` is the square root of |φ_i| with the sign of φ_i. Each of the
     three has two rows, one for φ and one for φ'.

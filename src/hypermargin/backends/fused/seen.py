@@ -6,7 +6,7 @@ margins that are most common.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -39,7 +39,7 @@ def look(
     )
     if torch.compiler.is_compiling() and not torch.is_grad_enabled():
         return Seen(*ops.look_op(*given)[:5])
-    return Seen(*_Look.apply(*given, sink))
+    return Seen(*cast("Any", _Look).apply(*given, sink))
 
 
 class _Look(torch.autograd.Function):
@@ -49,7 +49,7 @@ class _Look(torch.autograd.Function):
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
         run = ops.look_op if torch.compiler.is_compiling() else ops.look
         found: tuple[Tensor, ...] = run(*inputs[:-1])
-        x, weight, labels, ignored, scale, *ctx.settings = inputs
+        x, weight, _, _, scale, *ctx.settings = inputs
         ctx.save_for_backward(x, weight, scale, *found[5:])
         ctx.set_materialize_grads(False)
         return found[:5]
@@ -65,14 +65,14 @@ class _Look(torch.autograd.Function):
             return *_again(x, weight, left[2], scale, s, by_each, needed), *[None] * 5
         by_rivals, *rest = (None if g is None else g.contiguous() for g in by_each)
         by_rivals = torch.zeros_like(left[3]) if by_rivals is None else by_rivals
-        given = (x, weight, scale, s, *left, by_rivals, *rest, chunk, operands, by_x, by_scale)
+        given: Any = (x, weight, scale, s, *left, by_rivals, *rest, chunk, operands, by_x, by_scale)
         dW: Tensor | None = None
         if sink is not None and by_weight:
             with updating(sink, weight) as update:
-                dx, ds = ops.look_back_into(*given, update)
+                dx, ds = cast("Any", ops.look_back_into)(*given, update)
         else:
             run = ops.look_back_op if torch.compiler.is_compiling() else ops.look_back
-            dx, ds, dW = run(*given, by_weight)
+            dx, ds, dW = cast("Any", run)(*given, by_weight)
         if by_scale:
             ds = (ds if scale.numel() > 1 else ds.sum()).view_as(scale).to(scale.dtype)
         return dx if by_x else None, dW if by_weight else None, None, None, ds if by_scale else None, *[None] * 5
@@ -91,7 +91,7 @@ def _again(
     length = (s_of * norm.detach().sign()).flatten()
     seen = (rivals, (f * own).sum(1), angle_between(u, own), length, norm.flatten())
     pairs = [(t, g) for t, g in zip(seen, by_each, strict=True) if g is not None and t.requires_grad]
-    leaves = [t for t, need in zip((x, weight, None, None, scale), needed, strict=True) if need]
+    leaves = [t for t, need in zip((x, weight, None, None, scale), needed, strict=True) if need and t is not None]
     found = iter(
         torch.autograd.grad(
             [t for t, _ in pairs], leaves, [g for _, g in pairs], create_graph=True, allow_unused=True

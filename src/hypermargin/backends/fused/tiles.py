@@ -84,7 +84,7 @@ def power(n: int, least: int = 16) -> int:
 
 
 def tiles_for(rows: int, d: int, element: int, device: torch.device) -> Tiles:
-    """Return measured tiles, else those tuned on an H200 for d = 128, 256, 512, 768 and 1024; other d take the next.
+    """Return measured tiles, else those tuned on an H200 for d = 128, 256, 512, 768 and 1024, or the next of these.
 
     GPUs before Hopper get smaller ones, with as many stages as their shared memory holds.
     """

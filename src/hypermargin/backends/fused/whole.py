@@ -1,16 +1,16 @@
-"""The whole loss of a plain head in one autograd node of few, cheap launches, for steps that are made again and again.
+"""The whole loss of a plain head in one autograd node of few, cheap launches.
 
 It is for two unit sides, a margin g(m1·θ + m2) − m3, exp z of all classes kept, and no optimiser in the backward;
 `seen.py` and `ops.py` do the rest. The kernels and their order are those of `ops.py`. But sizes, tiles and compiled
-kernels are looked up once for all steps of a kind (`Whole`), and what goes from kernel to kernel lies in the rows of
-a few buffers, whose addresses are all that is given to a launch.
+kernels are looked up once for all steps of a kind (`Whole`), and what goes from kernel to kernel lies in the rows
+of a few buffers, whose addresses are all that is given to a launch.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -36,7 +36,9 @@ def loss(
 ) -> Tensor:  # fmt: skip
     """Return softplus(R − T), T = product + length·part·(g(m1·θ + m2) − m3 − cos θ)."""
     s, of_rows = (1.0, scale) if isinstance(scale, Tensor) else (float(scale), None)
-    result: Tensor = _Whole.apply(x, weight, labels, of_rows, s, *numbers, part, ignored, reduction, operands)
+    result: Tensor = cast("Any", _Whole).apply(
+        x, weight, labels, of_rows, s, *numbers, part, ignored, reduction, operands
+    )
     return result
 
 
@@ -63,13 +65,14 @@ class _Whole(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, scale, *left = ctx.saved_tensors
+        saved: Any = ctx.saved_tensors
+        x, weight, scale, *left = saved
         if torch.is_grad_enabled():
             s, _, reduction, _ = ctx.settings
-            dx, dW, ds = _again(x, weight, scale, s, left[1], *ctx.margin, reduction, ctx.needs, grad)
+            dx, dW, ds = _again(x, weight, scale, s, left[1], ctx.margin, reduction, ctx.needs, grad)
         else:
             run = torch.ops.hypermargin.fused_whole_back if torch.compiler.is_compiling() else backward
-            grads = run(x, weight, scale, *left, grad, *ctx.settings, *ctx.needs)
+            grads = cast("Any", run)(x, weight, scale, *left, grad, *ctx.settings, *ctx.needs)
             dx, dW, ds = (g if need else None for g, need in zip(grads, ctx.needs, strict=True))
         return dx, dW, None, ds, *[None] * 8
 
@@ -203,14 +206,11 @@ class Whole:
         found = new(step.N if self.reduction == "none" else ())
         row, (clean, redo), (total, tops) = _rows(state, quick), _rows(ints, quick), _rows(sums, quick)
         stream = stream_of(self.index) if self.on_gpu else 0
-        if quick:
-            of_x, of_weight, of_labels, of_scale, x_at, inverse_at, loss_at, units_at = (
-                x.data_ptr(), weight.data_ptr(), labels.data_ptr(), x.data_ptr() if scale is None else scale.data_ptr(),
-                operand.data_ptr(), inverse.data_ptr(), found.data_ptr(), units.data_ptr(),
-            )  # fmt: skip
-        else:
-            of_x, of_weight, of_labels, of_scale = x, weight, labels, x if scale is None else scale
-            x_at, inverse_at, loss_at, units_at = operand, inverse, found, units
+        at: Any = Tensor.data_ptr if quick else _itself
+        of_x, of_weight, of_labels, x_at, inverse_at, loss_at, units_at = map(
+            at, (x, weight, labels, operand, inverse, found, units)
+        )
+        of_scale = of_x if scale is None else at(scale)
         self.look(
             stream, of_x, of_weight, of_labels, of_scale, x_at, clean, row[BASE], row[PRODUCT], row[ANGLE],
             row[LENGTH], row[NORM], s,
@@ -241,8 +241,8 @@ class Whole:
         return found, state, ints, operand, exps, units, inverse
 
     def backward(
-        self, x: Tensor, weight: Tensor, scale: Tensor | None, s: float, state: Tensor, ints: Tensor, operand: Tensor,
-        exps: Tensor, units: Tensor, inverse: Tensor, grad: Tensor,
+        self, x: Tensor, weight: Tensor, scale: Tensor | None, s: float, state: Tensor, ints: Tensor,
+        operand: Tensor, exps: Tensor, units: Tensor, inverse: Tensor, grad: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         """Return the gradients by x, weight and scale; those not needed are empty."""
         step, tiles, quick = self.step, self.step.tiles, self.quick_backward
@@ -253,13 +253,9 @@ class Whole:
         row, extra = _rows(state, quick), _rows(more, quick)
         clean, (redo, order, ordered) = _rows(ints, quick)[0], _rows(more_ints, quick)
         stream = stream_of(self.index) if self.on_gpu else 0
-        if quick:
-            of_x, of_weight, of_grad, of_scale = (
-                x.data_ptr(), weight.data_ptr(), grad.data_ptr(), x.data_ptr() if scale is None else scale.data_ptr()
-            )  # fmt: skip
-        else:
-            of_x, of_weight, of_grad, of_scale = x, weight, grad, x if scale is None else scale
-        at = Tensor.data_ptr if quick else _itself
+        at: Any = Tensor.data_ptr if quick else _itself
+        of_x, of_weight, of_grad = at(x), at(weight), at(grad)
+        of_scale = of_x if scale is None else at(scale)
         by_product, by_angle, by_length = (row[GRADIENTS + k] for k in (1, 2, 3))
         shift, relative, roots, largest = (extra[k] for k in (SHIFT, RELATIVE, ROOTS, LARGEST))
         self.factors(
@@ -320,10 +316,11 @@ def _itself(x: Tensor) -> Any:
 
 
 def _again(
-    x: Tensor, weight: Tensor, scale: Tensor | None, s: float, ints: Tensor, m1: float, m2: float, m3: float,
-    part: float, reduction: str, needs: tuple[bool, bool, bool], grad: Tensor,
+    x: Tensor, weight: Tensor, scale: Tensor | None, s: float, ints: Tensor,
+    margin: tuple[float, float, float, float], reduction: str, needs: tuple[bool, bool, bool], grad: Tensor,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """Return the gradients by operations that can be differentiated again, in dense memory."""
+    m1, m2, m3, part = margin
     y = ints[0, : len(x)].long()[:, None]
     u, norm = polar(widen(x, torch.float32).masked_fill(y < 0, 0.0))
     w, _ = polar(widen(weight, torch.float32))
@@ -336,13 +333,14 @@ def _again(
     used = y[:, 0] >= 0
     each = softplus(rivals - T).masked_fill(~used, 0.0)
     value = each if reduction == "none" else reduced(each, used, reduction)
-    leaves = [t for t, need in zip((x, weight, scale), needs, strict=True) if need]
+    leaves = [t for t, need in zip((x, weight, scale), needs, strict=True) if need and t is not None]
     found = iter(torch.autograd.grad(value, leaves, grad, create_graph=True))
     return tuple(next(found) if need else None for need in needs)
 
 
-# Under torch.compile each is one opaque call. They are defined without torch.library.custom_op, whose checks take longer.
-_LIBRARY = torch.library.Library("hypermargin", "FRAGMENT")
+# Under torch.compile each is one opaque call. They are defined without torch.library.custom_op, whose checks take
+# longer.
+_LIBRARY: Any = torch.library.Library("hypermargin", "FRAGMENT")  # type: ignore[no-untyped-call]
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
 _OPTIONS = "int ignored, str reduction, str operands, bool by_x, bool by_weight, bool by_scale"
 _LIBRARY.define(
@@ -351,8 +349,8 @@ _LIBRARY.define(
     tags=_TAGS,
 )
 _LIBRARY.define(
-    "fused_whole_back(Tensor x, Tensor weight, Tensor? scale, Tensor state, Tensor ints, Tensor operand, Tensor exps, "
-    f"Tensor units, Tensor inverse, Tensor grad, float s, {_OPTIONS}) -> (Tensor, Tensor, Tensor)",
+    "fused_whole_back(Tensor x, Tensor weight, Tensor? scale, Tensor state, Tensor ints, Tensor operand, "
+    f"Tensor exps, Tensor units, Tensor inverse, Tensor grad, float s, {_OPTIONS}) -> (Tensor, Tensor, Tensor)",
     tags=_TAGS,
 )
 for _device in ("CUDA", "CPU"):
