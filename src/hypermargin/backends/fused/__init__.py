@@ -119,7 +119,11 @@ class Triton:
             rows, rivals, total, largest, *_ = ops.forward_op(*inputs)
         else:
             rows, rivals, total, largest, *_ = apply(_Node, *inputs, sink)
-        sums = sum_of_rivals(f, total, rows, local, table.bias) if rival_sum else None
+        sums = None
+        if rival_sum:
+            bad = rivals.detach().isnan()  # rows that must not spoil the gradient by Σ w̃
+            good_f, good_rows = f.masked_fill(bad[:, None], 0.0), rows.masked_fill(bad[:, None, None], 0.0)
+            sums = sum_of_rivals(good_f, total, good_rows, local, table.bias).masked_fill(bad, math.nan)
         return Rivals(rows, rivals, sums, largest if hardest else None)
 
     def look(self, x: Tensor, weight: Tensor, labels: Tensor, ignored: int, scale: Tensor | float) -> Seen:

@@ -152,7 +152,8 @@ def after(
 ):  # fmt: skip
     """Write the gradient of a row of x if BY_X, and of its s if BY_SCALE.
 
-    It is the sum of `parts` of E·w̃, times φ, and what is given by the target. φ is given by its root, since φ itself may exceed float32's range. ADDED adds what is in `earlier`.
+    It is the sum of `parts` of E·w̃, times φ, and what is given by the target. φ is given by its root, since φ
+    itself may exceed float32's range. ADDED adds what is in `earlier`.
     """
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, D)

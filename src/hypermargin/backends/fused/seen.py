@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hypermargin.backends.base import Seen
-from hypermargin.backends.fused import ops
+from hypermargin.backends.fused import look_ops
 from hypermargin.backends.fused.sinks import updating
 from hypermargin.numerics import angle_between, polar, widen
 
@@ -38,7 +38,7 @@ def look(
         operands,
     )
     if torch.compiler.is_compiling() and not torch.is_grad_enabled():
-        return Seen(*ops.look_op(*given)[:5])
+        return Seen(*look_ops.look_op(*given)[:5])
     return Seen(*cast("Any", _Look).apply(*given, sink))
 
 
@@ -47,7 +47,7 @@ class _Look(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
-        run = ops.look_op if torch.compiler.is_compiling() else ops.look
+        run = look_ops.look_op if torch.compiler.is_compiling() else look_ops.look
         found: tuple[Tensor, ...] = run(*inputs[:-1])
         x, weight, _, _, scale, *ctx.settings = inputs
         ctx.save_for_backward(x, weight, scale, *found[5:])
@@ -69,9 +69,9 @@ class _Look(torch.autograd.Function):
         dW: Tensor | None = None
         if sink is not None and by_weight:
             with updating(sink, weight) as update:
-                dx, ds = cast("Any", ops.look_back_into)(*given, update)
+                dx, ds = cast("Any", look_ops.look_back_into)(*given, update)
         else:
-            run = ops.look_back_op if torch.compiler.is_compiling() else ops.look_back
+            run = look_ops.look_back_op if torch.compiler.is_compiling() else look_ops.look_back
             dx, ds, dW = cast("Any", run)(*given, by_weight)
         if by_scale:
             ds = (ds if scale.numel() > 1 else ds.sum()).view_as(scale).to(scale.dtype)
