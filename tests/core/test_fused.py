@@ -96,7 +96,7 @@ def test_what_is_kept_is_what_the_memory_allows():
     assert plan(34, 520, 24, Triton()).kept == 520
     assert plan(34, 520, 24, Triton(memory=0)).kept == 0
     assert plan(1024, 10**6, 512, Triton(operands="bfloat16")).kept == 10**6
-    assert plan(1024, 10**6, 512, Triton(operands="float16")).kept == 0
+    assert plan(1024, 10**6, 512, Triton(operands="float16")).kept == 10**6
     for rows, dim, memory in itertools.product((1, 129, 1024), (16, 500), (100, 400, 1000, 2000)):
         cut = plan(rows, 10**6, dim, Triton(operands="bfloat16", memory=memory))
         held = [launch.slabs(rows, size) for size in (cut.kept, cut.chunk if cut.kept < 10**6 else 0)]
@@ -623,8 +623,8 @@ def test_near_duplicates_are_inside_the_window():
     )
     rivals, base = found[1], found[4] * math.log(2)
     assert rivals.max() > 58
-    assert ((rivals - base) < ops.WINDOW[1]).all()
-    assert ((rivals - base) > ops.WINDOW[0]).all()
+    assert ((rivals - base) < 58).all()
+    assert ((rivals - base) > -16).all()
 
 
 def plain_calls():

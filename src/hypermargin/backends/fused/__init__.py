@@ -46,9 +46,8 @@ class Triton:
     - memory: megabytes for exp z and for the weight's operands, beyond weight and gradients. What the chunks do not
       need is used to keep exp z from the forward to the backward, which saves computing it again. 0 keeps nothing.
     - operands: dtype of the matrix products' operands, which are summed in float32. "float16" is more exact than
-      "bfloat16", but nothing is kept, since exp z needs bfloat16's range, and scaled features beyond 45,000
-      saturate. "float32" is as exact as float32, by three TF32 products in place of one. By default autocast's
-      dtype, and float32 without autocast.
+      "bfloat16", but scaled features beyond 45,000 saturate. "float32" is as exact as float32, by three TF32
+      products in place of one. By default autocast's dtype, and float32 without autocast.
     - chunk: classes per chunk, a multiple of 256; by default chosen from the number of rows
     - tune: measure once (some seconds) which tiles are fastest on this GPU for such calls, and keep the result in
       ~/.cache/hypermargin. Otherwise tiles tuned on an H200 are used.
@@ -215,8 +214,6 @@ def plan(rows: int, classes: int, dim: int, settings: Triton) -> Plan:
     # has at most 65,535 blocks in its second dimension.
     chunk = settings.chunk or min(max(2**27 // max(rows, 1) // TILE * TILE, TILE * 16), TILE * 512)
     chunk = min(chunk, -(-classes // TILE) * TILE, 2**22)
-    if operands == "float16":
-        return Plan(chunk, 0, operands)
     size = 4 if operands == "float32" else 2
     a_class = size * (-(-rows // 128) * 128 + -(-dim // 16) * 16)  # bytes per class of E and w̃, with padding
     room = int(min(settings.memory, 2**30) * 2**20)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -55,6 +56,25 @@ class Step:
     def splits(self) -> int:
         """The number of shares that the classes are split into for df, so that the GPU is filled."""
         return max(self.processors // self.feature_tiles, 1)
+
+    @property
+    def window(self) -> tuple[float, float]:
+        """The range of R − base in which E, its sum, and the ratio of exp(−R) of any two rows are exact enough.
+
+        They must be far from overflow and underflow in float32's exponents, which bfloat16 has too; in float16 no E
+        may exceed 65,504 = exp 11.09, and those of 2⁻¹⁴ and less lose digits.
+        """
+        return (5.0, 11.0) if self.kind == torch.float16 else (-16.0, 58.0)
+
+    @property
+    def sample(self) -> int:
+        """The number of classes that float16's base is guessed from; 0: it is known well enough without."""
+        return min(self.C, 16384) if self.kind == torch.float16 else 0
+
+    @property
+    def more(self) -> float:
+        """What is added to log₂ Σ exp of the sample, for the base: up to all classes, and down into the window."""
+        return math.log2(self.C / self.sample) - 8.0 * math.log2(math.e) if self.sample else 0.0
 
     @property
     def lift(self) -> int:
@@ -201,7 +221,7 @@ class Labels(NamedTuple):
     @staticmethod
     def of(labels: Tensor, by_rows: Tensor, classes: int, tile: int) -> Labels:
         """Return the sorted form of labels (N, K), for tiles of `tile` classes."""
-        n, tiles, P = labels.numel(), cdiv(classes, tile), 64
+        n, tiles, P = labels.numel(), cdiv(classes, tile), 16
         found, order, starts = torch.empty_like(labels), torch.empty_like(labels), labels.new_empty(tiles + 1)
         programs = cdiv(n, P)
         launch(

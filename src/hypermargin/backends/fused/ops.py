@@ -3,7 +3,7 @@
 For the first `kept` classes the forward stores E = exp(z − base); for the others the backward computes
 P = exp(z − R), a chunk of classes at a time. Factors of whole rows commute with both products of the backward, so
 no maximum has to be subtracted from z as long as E neither overflows nor underflows. `base`, a guess per row, makes
-that rare for unit sides. Whether it happened is known afterwards: rows whose sum is outside `WINDOW` are summed
+that rare for unit sides. Whether it happened is known afterwards: rows whose sum is outside a window are summed
 again with the maximum of each tile subtracted, and in the backward their E is replaced by P. The kernels for that
 are always launched, and end at once where no row is marked. So nothing waits for the GPU, no bound on the logits is
 needed, and the result is right for every finite input. A row that is not finite spoils itself alone.
@@ -47,9 +47,6 @@ from hypermargin.backends.fused.launch import (
 )
 from hypermargin.backends.fused.tiles import power
 
-# The range of R − base in which E, its sum, and the ratio of exp(−R) of any two rows are far from overflow and
-# underflow in bfloat16 and float32.
-WINDOW = (-16.0, 58.0)
 LOG2_E = math.log2(math.e)
 
 Returned = TypeVar("Returned")
@@ -121,18 +118,31 @@ def sum_rivals(
             continue
         count = cdiv(size, step.tiles.scores.columns)
         of_these, redo = given.of_classes(first, last, w), None
+        if held and first == 0 and step.sample:
+            guess_base(given, w, sums, tops, left.rivals2)
         if held:
             exps = left.exps[first // SLAB * step.padded :]
             scores(step, kernels.SUM.value, *of_these, shift=given.base, sums=sums, tops=tops, out=exps)
             redo = torch.empty_like(given.labels[:, 0])
-            low, high = (math.exp(end) for end in WINDOW)
+            low, high = (math.exp(end) for end in step.window)
             launch(row_kernels.mark, (cdiv(N, 8),), sums, redo, N, count, low, high, 8, 512)
         scores(step, kernels.TOP.value, *of_these, sums=sums, tops=tops, redo=redo)
         launch(
             row_kernels.combine, (cdiv(N, 8),), sums, tops, given.base, top_so_far, sum_so_far, rivals,
             left.rivals2,
-            top, N, count, first == 0, 8, 512,
+            top, 0.0, N, count, first == 0, False, 8, 512,
         )  # fmt: skip
+
+
+def guess_base(given: Operands, w: Tensor, sums: Tensor, tops: Tensor, unused: Tensor) -> None:
+    """Set the base of every row by a sample of the classes, for float16, whose range is too small for less."""
+    step = given.step
+    some = min(step.sample, len(w))
+    scores(step, kernels.TOP.value, *given.of_classes(0, some, w[:some]), sums=sums, tops=tops)
+    launch(
+        row_kernels.combine, (cdiv(step.N, 8),), sums, tops, given.base, unused, unused, unused, unused, unused,
+        step.more, step.N, cdiv(some, step.tiles.scores.columns), True, True, 8, 512,
+    )  # fmt: skip
 
 
 class Factors(NamedTuple):
@@ -153,7 +163,7 @@ class Factors(NamedTuple):
         largest = rivals2.new_empty(2, 1)
         launch(
             row_kernels.factors, (1,), rivals2, base, by_rivals, base, shift, redo, relative, roots, largest, N,
-            step.lift, 0, *WINDOW, 1024 // M, M, warps=8,
+            step.lift, 0, *step.window, 1024 // M, M, warps=8,
         )  # fmt: skip
         return Factors(shift, redo, relative, roots, largest)
 

@@ -62,13 +62,15 @@ def mark(sums, redo, N, blocks, LOW: tl.constexpr, HIGH: tl.constexpr, M: tl.con
 
 @triton.jit
 def combine(
-    sums, tops, base, top_so_far, sum_so_far, rivals, rivals2, hardest, N, blocks,
-    FIRST: tl.constexpr, M: tl.constexpr, B: tl.constexpr,
+    sums, tops, base, top_so_far, sum_so_far, rivals, rivals2, hardest, more, N, blocks,
+    FIRST: tl.constexpr, GUESS: tl.constexpr, M: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """Add up sum·2^top over the tiles so far; store it as a top and a sum, and its logarithm (natural and base 2).
 
     The logarithm of a bad row, whose base is NaN, is NaN. `hardest` is the largest top, in natural units. The
     backward subtracts the logarithm in base 2: a row with one rival far above the others then has P = 1 exactly.
+
+    With GUESS the tiles are a sample, and all that is stored is a base: the logarithm and `more`, rounded down.
     """
     rows = tl.program_id(0) * M + tl.arange(0, M)
     here = rows < N
@@ -89,11 +91,15 @@ def combine(
         total += tl.load(sums + at, there, 0.0) * tl.exp2(t - finite[None, :])
         top = new
     all_of_it = before + tl.sum(total, 0)
-    tl.store(top_so_far + rows, top, here)
-    tl.store(sum_so_far + rows, all_of_it, here)
     bad = tl.load(base + rows, here, 0.0)
+    if not GUESS:
+        tl.store(top_so_far + rows, top, here)
+        tl.store(sum_so_far + rows, all_of_it, here)
     top = tl.where(bad != bad, bad, top)
     r = tl.where(top == -float("inf"), 0.0, top) + tl.log2(all_of_it)
+    if GUESS:
+        tl.store(base + rows, tl.where(r == -float("inf"), 0.0, tl.floor(r + more)), here)
+        return
     tl.store(rivals + rows, r * 0.6931471805599453, here)
     tl.store(rivals2 + rows, r, here)
     tl.store(hardest + rows, top * 0.6931471805599453, here)
@@ -180,10 +186,11 @@ def factors(
         g = tl.where(nothing, 0.0, tl.load(by_rivals + row, there, 0.0))
         if GRADS:  # see feature_kernels.py
             g *= tl.load(grad + row * (GRADS - 1), there, 0.0)
-        outside = ((R < LOW) | (R > HIGH)).to(tl.int32)
+        outside = (there & ((R < LOW) | (R > HIGH))).to(tl.int32)
         replaced = tl.max(outside, 1)[:, None] != 0
-        log_share = tl.log(tl.abs(g)) - lift * 0.6931471805599453
-        log = tl.where(replaced, log_share, log_share - tl.where(nothing, 0.0, R))
+        log_g = tl.log(tl.abs(g))
+        log_share = log_g - lift * 0.6931471805599453
+        log = tl.where(replaced, log_share, log_g - tl.where(nothing, 0.0, R))
         tl.store(shift + row, tl.where(nothing, float("inf"), R2 - lift), there)
         tl.store(redo + row, outside, there)
         sign = tl.where(g < 0, -1.0, 1.0)

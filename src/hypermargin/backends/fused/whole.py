@@ -18,7 +18,7 @@ from torch import Tensor
 from hypermargin.backends.fused import feature_kernels, kernels, loss_kernels, row_kernels
 from hypermargin.backends.fused.compiled import Site, stream_of, tiled
 from hypermargin.backends.fused.launch import LONGEST_SUM, SLAB, cdiv, ranges, slabs, step_of
-from hypermargin.backends.fused.ops import WINDOW, on_device_of
+from hypermargin.backends.fused.ops import on_device_of
 from hypermargin.backends.fused.tiles import power
 from hypermargin.margins import g
 from hypermargin.numerics import angle_between, polar, reduced, softplus, widen
@@ -158,18 +158,26 @@ class Whole:
             scores(few, kernels.TOP.value, False, True),
             scores(few, kernels.SHARE.value, True, True),
         )
-        low, high = (math.exp(end) for end in WINDOW)
+        low, high = (math.exp(end) for end in step.window)
         self.mark = Site(row_kernels.mark, (cdiv(N, 8),), N, count, low, high, 8, 512)
-        self.combine = Site(row_kernels.combine, (cdiv(N, 8),), N, count, True, 8, 512)
+        self.combine = Site(row_kernels.combine, (cdiv(N, 8),), N, count, True, False, 8, 512)
+        if step.sample:
+            tile, some = tiles.scores, cdiv(step.sample, tiles.scores.columns)
+            self.try_some = Site(
+                kernels.scores, (cdiv(N, tile.rows), some), N, padded, step.sample, 0, d, 1, kernels.TOP.value,
+                False, False, False, step.precision, tile.rows, tile.columns, tile.step,
+                warps=tile.warps, stages=tile.stages,
+            )  # fmt: skip
+            self.guess = Site(row_kernels.combine, (cdiv(N, 8),), N, some, True, True, 8, 512)
         self.margin = Site(
             loss_kernels.margin_loss, (1,), N, self.pitch, reduction != "none", reduction == "mean", 1024, warps=8
         )
-        self.factors = Site(row_kernels.factors, (1,), N, step.lift, grads, *WINDOW, 1024 // M, M, warps=8)
+        self.factors = Site(row_kernels.factors, (1,), N, step.lift, grads, *step.window, 1024 // M, M, warps=8)
         self.before = Site(feature_kernels.before, (N,), N, d, width, scales, 3, grads, True, False, largest, D)
         self.blocks = cdiv(C, tiles.weight.rows)
         self.sort = Site(
-            loss_kernels.sort_labels, (cdiv(N, 64) + cdiv(self.blocks + 1, 64),), N, cdiv(N, 64), self.blocks,
-            tiles.weight.rows, 64, 128,
+            loss_kernels.sort_labels, (cdiv(N, 16) + cdiv(self.blocks + 1, 16),), N, cdiv(N, 16), self.blocks,
+            tiles.weight.rows, 16, 128,
         )  # fmt: skip
         tile, self.splits = tiles.features, step.splits
         self.ranges = list(ranges(0, C, self.splits * LONGEST_SUM))
@@ -219,11 +227,24 @@ class Whole:
         tile = tiles.scores
         left, right = tiled(operand, tile.rows, tile.step), tiled(units, tile.columns, tile.step)
         out = tiled(exps, tile.rows, tile.columns)
+        if step.sample:
+            self.try_some(stream, left, right, left, clean, clean, clean, clean, total, tops)
+            spare = row[TOP]
+            self.guess(stream, total, tops, row[BASE], spare, spare, spare, spare, spare, step.more)
         self.sum(stream, left, right, out, clean, clean, row[BASE], clean, total, tops)
         self.mark(stream, total, redo)
         self.top(stream, left, right, left, clean, clean, clean, redo, total, tops)
         self.combine(
-            stream, total, tops, row[BASE], row[TOP_SO_FAR], row[SUM_SO_FAR], row[RIVALS], row[RIVALS2], row[TOP]
+            stream,
+            total,
+            tops,
+            row[BASE],
+            row[TOP_SO_FAR],
+            row[SUM_SO_FAR],
+            row[RIVALS],
+            row[RIVALS2],
+            row[TOP],
+            0.0,
         )
         self.margin(
             stream,
