@@ -35,7 +35,7 @@ class Dense:
 
     def explain(self, call: Call) -> str:
         """Return the name, and the operands if they are reduced."""
-        return f"dense, {self.operands} operands" if self.operands else "dense"
+        return f"dense: {self.operands} operands." if self.operands else "dense"
 
     def __call__(
         self,
