@@ -98,7 +98,7 @@ def margin_softmax(
     )  # fmt: skip
     if plain and m is None and not checks.wanted(check, features, labels):
         backend, loss = whole_loss(
-            backend, features, weight, labels, margin, scale=scale, lam=lam, gradient=gradient,
+            backend, features, weight, labels, margin, rule=rule, scale=scale, lam=lam, gradient=gradient,
             row_margin=row_margin, ignore_index=ignore_index, reduction=reduction,
         )  # fmt: skip
         if loss is not None:

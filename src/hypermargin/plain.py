@@ -21,11 +21,12 @@ from hypermargin.scales import needed_scale
 
 if TYPE_CHECKING:
     from hypermargin.batch import Batch
+    from hypermargin.rules import Rule
 
 
 def whole_loss(
     backend: str | Backend, features: Tensor, weight: Tensor, labels: Tensor, margin: Margin, *,
-    scale: float | Tensor | str | None, lam: float | Tensor, gradient: str, row_margin: RowMargin,
+    rule: Rule, scale: float | Tensor | str | None, lam: float | Tensor, gradient: str, row_margin: RowMargin,
     ignore_index: int, reduction: str,
 ) -> tuple[str | Backend, Tensor | None]:  # fmt: skip
     """Return the backend fitted, and the loss by one node of it where it has one for this ψ."""
@@ -41,7 +42,8 @@ def whole_loss(
         scale = needed_scale(scale, True, C, d, margin)
     checks.row_scale(scale, N)
     checks.labels_like("labels", labels, N, features.device)
-    fitted: Any = find_backend(backend).fitted(Call(N, C, weight.device, wide_dtype(features, weight), d))
+    call = Call(N, C, weight.device, wide_dtype(features, weight), d, rule)
+    fitted: Any = find_backend(backend).fitted(call)
     if not hasattr(fitted, "whole_loss"):
         return fitted, None
     part = 1 / (1 + lam)

@@ -6,7 +6,7 @@ margins that are most common.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -39,7 +39,7 @@ def look(
     )
     if torch.compiler.is_compiling() and not torch.is_grad_enabled():
         return Seen(*look_ops.look_op(*given)[:5])
-    return Seen(*cast("Any", _Look).apply(*given, sink))
+    return Seen(*_Look.apply(*given, sink))  # type: ignore[no-untyped-call]
 
 
 class _Look(torch.autograd.Function):
@@ -68,11 +68,12 @@ class _Look(torch.autograd.Function):
         given: Any = (x, weight, scale, s, *left, by_rivals, *rest, chunk, operands, by_x, by_scale)
         dW: Tensor | None = None
         if sink is not None and by_weight:
+            back_into: Any = look_ops.look_back_into
             with updating(sink, weight) as update:
-                dx, ds = cast("Any", look_ops.look_back_into)(*given, update)
+                dx, ds = back_into(*given, update)
         else:
-            run = look_ops.look_back_op if torch.compiler.is_compiling() else look_ops.look_back
-            dx, ds, dW = cast("Any", run)(*given, by_weight)
+            run: Any = look_ops.look_back_op if torch.compiler.is_compiling() else look_ops.look_back
+            dx, ds, dW = run(*given, by_weight)
         if by_scale:
             ds = (ds if scale.numel() > 1 else ds.sum()).view_as(scale).to(scale.dtype)
         return dx if by_x else None, dW if by_weight else None, None, None, ds if by_scale else None, *[None] * 5

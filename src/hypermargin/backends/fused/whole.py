@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,7 +36,7 @@ def loss(
 ) -> Tensor:  # fmt: skip
     """Return softplus(R − T), T = product + length·part·(g(m1·θ + m2) − m3 − cos θ)."""
     s, of_rows = (1.0, scale) if isinstance(scale, Tensor) else (float(scale), None)
-    result: Tensor = cast("Any", _Whole).apply(
+    result: Tensor = _Whole.apply(  # type: ignore[no-untyped-call]
         x, weight, labels, of_rows, s, *numbers, part, ignored, reduction, operands
     )
     return result
@@ -71,8 +71,8 @@ class _Whole(torch.autograd.Function):
             s, _, reduction, _ = ctx.settings
             dx, dW, ds = _again(x, weight, scale, s, left[1], ctx.margin, reduction, ctx.needs, grad)
         else:
-            run = torch.ops.hypermargin.fused_whole_back if torch.compiler.is_compiling() else backward
-            grads = cast("Any", run)(x, weight, scale, *left, grad, *ctx.settings, *ctx.needs)
+            run: Any = torch.ops.hypermargin.fused_whole_back if torch.compiler.is_compiling() else backward
+            grads = run(x, weight, scale, *left, grad, *ctx.settings, *ctx.needs)
             dx, dW, ds = (g if need else None for g, need in zip(grads, ctx.needs, strict=True))
         return dx, dW, None, ds, *[None] * 8
 
