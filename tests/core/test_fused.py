@@ -330,6 +330,47 @@ def test_graphed_callables():
 
 
 @on_a_gpu
+def test_compiled_and_graphed_in_any_order():
+    """Inductor's CUDA graphs and torch.cuda's, one after the other in one process."""
+    torch._dynamo.reset()
+    x, _, y = example(300, 5000, 64)
+    head = hm.MarginHead(64, 5000, ArcFace(), scale=64.0, device=DEVICE, backend=Triton(operands="bfloat16"))
+    x.requires_grad_()
+    right = torch.autograd.grad(head(x, y), (x, head.weight))
+
+    def graphed(head):
+        return torch.cuda.make_graphed_callables(head, (x.detach().clone().requires_grad_(), y))
+
+    ways = [functools.partial(torch.compile, mode="reduce-overhead", fullgraph=True), graphed, torch.compile]
+    for way in (*ways, *ways[:2]):
+        own = copy.deepcopy(head)
+        step = way(own)
+        for _ in range(4):
+            again = x.detach().clone().requires_grad_()
+            own.weight.grad = None
+            step(again, y).backward()
+        for a, b in zip((again.grad, own.weight.grad), right, strict=True):
+            assert relative(a, b.double()) < 1e-5
+
+
+@on_a_gpu
+def test_a_plain_step_is_few_launches():
+    from torch.profiler import ProfilerActivity, profile
+
+    head = hm.MarginHead(64, 5000, ArcFace(), scale=64.0, device=DEVICE, backend=Triton(operands="bfloat16"))
+    x, _, y = example(300, 5000, 64)
+    x.requires_grad_()
+    for _ in range(3):
+        head(x, y).backward()
+    x.grad = head.weight.grad = None
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        head(x, y).backward()
+        torch.cuda.synchronize()
+    kernels = [e for e in seen.events() if str(e.device_type).endswith("CUDA")]
+    assert 10 <= len(kernels) <= 20, [e.name for e in kernels]
+
+
+@on_a_gpu
 def test_huge_logits():
     """One rival far above the others has P = 1. (The products of the interpreter do not repeat to the bit.)"""
     x, W, y = example(70, 300, 24)
