@@ -62,12 +62,13 @@ class Auto:
         self,
         f: torch.Tensor,
         table: ClassTable,
-        rule: RuleAtRows = PLAIN,
+        rule: RuleAtRows | None = None,
         *,
         rival_sum: bool = False,
         hardest: bool = False,
     ) -> Rivals:
         """Return the rivals of `f` (N, d), by the backend chosen for this call."""
+        rule = PLAIN if rule is None else rule
         call = Call(f.shape[0], table.weight.shape[0], f.device, f.dtype, f.shape[1], rule.rule)
         return self.fitted(call)(f, table, rule, rival_sum=rival_sum, hardest=hardest)
 

@@ -75,12 +75,15 @@ class Backend(Protocol):
         self,
         f: Tensor,
         table: ClassTable,
-        rule: RuleAtRows = PLAIN,
+        rule: RuleAtRows | None = None,
         *,
         rival_sum: bool = False,
         hardest: bool = False,
     ) -> Rivals:
-        """Return the rivals of scaled features `f` (N, d)."""
+        """Return the rivals of scaled features `f` (N, d); without a rule they count as their plain logits.
+
+        The default is None because torch.compile cannot make an object that is a default.
+        """
         ...
 
     def explain(self, call: Call) -> str:

@@ -90,12 +90,13 @@ class Chunked:
         self,
         f: Tensor,
         table: ClassTable,
-        rule: RuleAtRows = PLAIN,
+        rule: RuleAtRows | None = None,
         *,
         rival_sum: bool = False,
         hardest: bool = False,
     ) -> Rivals:
         """Return the rivals of `f` (N, d), block by block."""
+        rule = PLAIN if rule is None else rule
         weight, chunk = table.weight, self.chunk or chunk_for(f.shape[0], table.weight.shape[0], f.device)
         local = table.local if table.inside is None else table.local.masked_fill(~table.inside, -1)  # in no block
         kept = 0

@@ -41,12 +41,13 @@ class Dense:
         self,
         f: Tensor,
         table: ClassTable,
-        rule: RuleAtRows = PLAIN,
+        rule: RuleAtRows | None = None,
         *,
         rival_sum: bool = False,
         hardest: bool = False,
     ) -> Rivals:
         """Return the rivals of `f` (N, d), by way of all N×C products."""
+        rule = PLAIN if rule is None else rule
         w = widen(table.weight, f.dtype)
         w = unit(w) if table.unit else w
         z = self._products(f, w)
