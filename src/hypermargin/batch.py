@@ -204,7 +204,7 @@ def target_of(rows: ScaledRows, label_rows: Tensor, table: ClassTable) -> Target
         directions, norms = polar(label_rows)
         norm = norms.squeeze(-1)
     product, angle = meeting(rows.f, rows.direction, label_rows, directions)
-    products = product.unsqueeze(-1) if table.centres == 1 else product.view(len(product), -1, table.centres)
+    products = product.view(len(product), product.shape[1] // table.centres, table.centres)
     if table.centres > 1:
         nearest = products.detach().argmax(-1, keepdim=True)
 
