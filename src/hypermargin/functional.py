@@ -26,7 +26,6 @@ from hypermargin.layout import WHOLE, Layout, Share, look_up
 from hypermargin.margins import Margin, RowFacts, RowMargin
 from hypermargin.margins._base import KEEP
 from hypermargin.numerics import full_precision, log_sum_exp, reduced, wide_dtype
-from hypermargin.plain import plain_loss, whole_loss
 from hypermargin.rules import SOFTMAX, Rule
 from hypermargin.terms import RowTerm
 
@@ -94,9 +93,12 @@ def margin_softmax(
     plain = (
         unit_features and unit_weight and centres == 1 and bias is None and mix is None and layout is WHOLE
         and type(rule) is type(SOFTMAX) and not label_smoothing and len(row_terms) == 0
+        and isinstance(features, Tensor) and isinstance(labels, Tensor)
         and not torch._C._are_functorch_transforms_active()
     )  # fmt: skip
     if plain and m is None and not checks.wanted(check, features, labels):
+        from hypermargin.plain import whole_loss
+
         backend, loss = whole_loss(
             backend, features, weight, labels, margin, rule=rule, scale=scale, lam=lam, gradient=gradient,
             row_margin=row_margin, ignore_index=ignore_index, reduction=reduction,
@@ -110,6 +112,8 @@ def margin_softmax(
     )  # fmt: skip
     backend = find_backend(backend).fitted(Call.of(batch, weight, layout, rule, centres))
     if plain and hasattr(backend, "look"):
+        from hypermargin.plain import plain_loss
+
         with full_precision(features):
             return plain_loss(
                 backend, batch, weight, labels, margin, lam=lam, gradient=gradient, row_margin=row_margin,

@@ -26,7 +26,6 @@ from hypermargin import checks
 from hypermargin.backends.base import PLAIN, Call, Rivals, Seen
 from hypermargin.backends.chunked import learns
 from hypermargin.backends.dense import autocast_operands, differentiable_gradients, sum_of_rivals
-from hypermargin.backends.fused.sinks import sink_of, updating
 from hypermargin.layout import ClassTable
 from hypermargin.numerics import apply
 from hypermargin.rules import RuleAtRows
@@ -102,6 +101,8 @@ class Triton:
         hardest: bool = False,
     ) -> Rivals:
         """Return the rivals of `f` (N, d) without the N×C matrix."""
+        from hypermargin.backends.fused.sinks import sink_of
+
         weight, sink = table.weight, sink_of(table.weight, self.update)
         local = (
             table.local if table.inside is None else table.local.masked_fill(~table.inside, OUTSIDE)
@@ -128,6 +129,7 @@ class Triton:
     def look(self, x: Tensor, weight: Tensor, labels: Tensor, ignored: int, scale: Tensor | float) -> Seen:
         """Return rivals and the geometry of the targets for f = s·x̂ and unit class weights, in one node."""
         from hypermargin.backends.fused import seen
+        from hypermargin.backends.fused.sinks import sink_of
 
         cut = self._cut(x, weight)
         kept = cut.kept if learns(x, weight, scale if isinstance(scale, Tensor) else None) else 0
@@ -140,6 +142,7 @@ class Triton:
     ) -> Tensor | None:  # fmt: skip
         """Return the loss for ψ = cos θ + part·(g(m1·θ + m2) − m3 − cos θ) in one node; None if it cannot."""
         from hypermargin.backends.fused import whole
+        from hypermargin.backends.fused.sinks import sink_of
 
         cut = self._cut(x, weight)
         if cut.kept < weight.shape[0] or not learns(x, weight) or sink_of(weight, self.update) is not None:
@@ -246,6 +249,7 @@ class _Node(torch.autograd.Function):
         ctx: Any, by_rows: Tensor | None, by_rivals: Tensor | None, by_total: Tensor | None, *_: None
     ) -> tuple[Any, ...]:
         from hypermargin.backends.fused import ops
+        from hypermargin.backends.fused.sinks import updating
 
         unit_weight, want_total, _, chunk, _, operands, sink = ctx.settings
         f, weight, bias, local, base, rivals2, exps, units, inverse = ctx.saved_tensors
