@@ -6,8 +6,8 @@ classes, 8·N·C·d operations. `memory` says how much may be kept: E of as many
 
 `ops.py` has the order of the launches, `launch.py` each launch, `compiled.py` how they are made cheap, `kernels.py`
 the products, `row_kernels.py`, `feature_kernels.py` and `loss_kernels.py` the smaller kernels around them,
-`tiles.py` the tile sizes; `seen.py` and `whole.py` are for heads with two unit sides. They need Triton; importing
-this file does not.
+`tiles.py` the tile sizes. `seen.py`, `look_ops.py`, `whole.py` and `sites.py` are for heads with two unit sides.
+All need Triton; importing this file does not.
 """
 
 from __future__ import annotations

@@ -231,6 +231,29 @@ class Labels(NamedTuple):
         return Labels(found, order, starts, by_rows)
 
 
+class Factors(NamedTuple):
+    """The factors φ and φ' of every row for the backward, in parts; see `row_kernels.factors`."""
+
+    shift: Tensor
+    redo: Tensor
+    relative: Tensor
+    roots: Tensor
+    largest: Tensor
+
+    @staticmethod
+    def of(step: Step, rivals2: Tensor, base: Tensor, by_rivals: Tensor) -> Factors:
+        """Compute them from R and its gradient."""
+        N, M = step.N, step.tiles.scores.rows
+        shift, redo = torch.empty_like(rivals2), torch.empty_like(rivals2, dtype=torch.int32)
+        relative, roots = rivals2.new_empty(2, N), rivals2.new_empty(2, N)
+        largest = rivals2.new_empty(2, 1)
+        launch(
+            row_kernels.factors, (1,), rivals2, base, by_rivals, base, shift, redo, relative, roots, largest, N,
+            step.lift, 0, *step.window, 1024 // M, M, warps=8,
+        )  # fmt: skip
+        return Factors(shift, redo, relative, roots, largest)
+
+
 def weight_rows(
     step: Step, e: Tensor, f: Tensor, half: Tensor, weight: Tensor, inverse: Tensor, unit_weight: bool,
     labels: Labels, by_total: Tensor | None, update: Update, raw: Tensor, first: int, last: int,

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from hypermargin.backends.fused import feature_kernels
 from hypermargin.backends.fused.compiled import launch
-from hypermargin.backends.fused.launch import SGD, STORE, Update, cdiv, slabs, step_of
-from hypermargin.backends.fused.ops import Factors, Kept, Operands, gradients, of_no_rows, on_its_device, sum_rivals
+from hypermargin.backends.fused.launch import SGD, STORE, Factors, Update, cdiv, slabs, step_of
+from hypermargin.backends.fused.ops import Kept, Operands, gradients, of_no_rows, on_its_device, sum_rivals
 from hypermargin.backends.fused.tiles import power
 
 

@@ -30,6 +30,7 @@ from hypermargin.backends.fused.launch import (
     SGD,
     SLAB,
     STORE,
+    Factors,
     Labels,
     Step,
     Update,
@@ -143,29 +144,6 @@ def guess_base(given: Operands, w: Tensor, sums: Tensor, tops: Tensor, unused: T
         row_kernels.combine, (cdiv(step.N, 8),), sums, tops, given.base, unused, unused, unused, unused, unused,
         step.more, step.N, cdiv(some, step.tiles.scores.columns), True, True, 8, 512,
     )  # fmt: skip
-
-
-class Factors(NamedTuple):
-    """The factors φ and φ' of every row for the backward, in parts; see `row_kernels.factors`."""
-
-    shift: Tensor
-    redo: Tensor
-    relative: Tensor
-    roots: Tensor
-    largest: Tensor
-
-    @staticmethod
-    def of(step: Step, rivals2: Tensor, base: Tensor, by_rivals: Tensor) -> Factors:
-        """Compute them from R and its gradient."""
-        N, M = step.N, step.tiles.scores.rows
-        shift, redo = torch.empty_like(rivals2), torch.empty_like(rivals2, dtype=torch.int32)
-        relative, roots = rivals2.new_empty(2, N), rivals2.new_empty(2, N)
-        largest = rivals2.new_empty(2, 1)
-        launch(
-            row_kernels.factors, (1,), rivals2, base, by_rivals, base, shift, redo, relative, roots, largest, N,
-            step.lift, 0, *step.window, 1024 // M, M, warps=8,
-        )  # fmt: skip
-        return Factors(shift, redo, relative, roots, largest)
 
 
 Finish = Callable[[Tensor, Tensor, bool, bool], None]  # of df: parts, roots, added to what is there, the last
