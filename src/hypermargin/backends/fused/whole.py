@@ -27,6 +27,7 @@ def loss(
 ) -> Tensor:  # fmt: skip
     """Return softplus(R − T), T = product + length·part·(g(m1·θ + m2) − m3 − cos θ)."""
     s, of_rows = (1.0, scale) if isinstance(scale, Tensor) else (float(scale), None)
+    labels = labels if labels.dtype == torch.int64 else labels.long()
     result: Tensor = _Whole.apply(  # type: ignore[no-untyped-call]
         x, weight, labels, of_rows, s, *numbers, part, ignored, reduction, operands
     )
