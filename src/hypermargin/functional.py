@@ -90,12 +90,35 @@ def margin_softmax(
     """
     checks.loss_options(margin, rule, gradient, lam, label_smoothing, reduction)
     checks.combination(rule, unit_weight, centres, label_smoothing, mix is not None, layout.covers_all)
+    plain = (
+        unit_features and unit_weight and centres == 1 and bias is None and mix is None and layout is WHOLE
+        and type(rule) is type(SOFTMAX) and not label_smoothing and len(row_terms) == 0
+        and isinstance(features, Tensor) and isinstance(labels, Tensor)
+        and not torch._C._are_functorch_transforms_active()
+    )  # fmt: skip
+    if plain and m is None and not checks.wanted(check, features, labels):
+        from hypermargin.plain import whole_loss
+
+        backend, loss = whole_loss(
+            backend, features, weight, labels, margin, rule=rule, scale=scale, lam=lam, gradient=gradient,
+            row_margin=row_margin, ignore_index=ignore_index, reduction=reduction,
+        )  # fmt: skip
+        if loss is not None:
+            return loss
     batch = layout.gather(
         lambda: check_batch(features, weight, labels, layout, scale=scale, unit_features=unit_features, bias=bias,
                             centres=centres, margin=margin, m=m, mix=mix, ignore_index=ignore_index, check=check),
         f"loss ({reduction})", weight,
     )  # fmt: skip
     backend = find_backend(backend).fitted(Call.of(batch, weight, layout, rule, centres))
+    if plain and hasattr(backend, "look"):
+        from hypermargin.plain import plain_loss
+
+        with full_precision(features):
+            return plain_loss(
+                backend, batch, weight, labels, margin, lam=lam, gradient=gradient, row_margin=row_margin,
+                ignore_index=ignore_index, reduction=reduction,
+            )  # fmt: skip
     classes = layout.classes(len(weight) // centres)
     with full_precision(features):
         table = layout.table(weight, batch, unit=unit_weight, bias=bias, centres=centres)

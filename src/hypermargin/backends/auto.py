@@ -14,8 +14,17 @@ from hypermargin.backends.fused import Triton, is_tested_on
 from hypermargin.layout import ClassTable
 from hypermargin.rules import RuleAtRows
 
-# Up to this many logits, by device type, holding the N×C matrix is faster than computing it in blocks.
-DENSE_LOGITS = {"cpu": 2**18, "cuda": 2**25}
+# Up to this many logits holding the N×C matrix is faster than computing it in blocks, by device type. On a GPU it
+# is faster by 10 to 30 % without end, but takes some 20 bytes per logit.
+DENSE_LOGITS = {"cpu": 2**18, "cuda": 2**27}
+# Where the fused backend is the fastest of ours on the GPUs that it was measured on
+# (benchmarks/results/auto-cuda.md).
+FUSED_LABELS = (
+    4096  # with reduced operands: up to this many labels in a tile of 64 classes, which it adds one by one
+)
+FUSED_ROWS = 256  # with float32 operands: up to this many rows,
+FUSED_LOGITS = 2**25  # or up to this many logits of at most
+FUSED_LOGIT_ROWS = 1024  # so many rows
 
 
 @dataclass(frozen=True)
@@ -23,7 +32,7 @@ class Auto:
     """The backend that chooses one of the others for each call, and can say why."""
 
     def fitted(self, call: Call) -> Backend:
-        """Return dense for few logits, triton under autocast on the GPUs it was tested on, else chunked."""
+        """Return what was measured as the fastest, as long as it takes little memory."""
         return self._choice(call)[0].fitted(call)
 
     def explain(self, call: Call) -> str:
@@ -34,30 +43,32 @@ class Auto:
         return f"{name}: {why} {details}".strip()
 
     def _choice(self, call: Call) -> tuple[Backend, str]:
-        logits = f"{call.rows:,} rows × {call.classes:,} classes"
+        rows, classes = call.rows, call.classes
+        logits = f"{rows:,} rows × {classes:,} classes"
+        if call.dtype == torch.float32 and call.rule.is_softmax and is_tested_on(call.device):
+            if torch.is_autocast_enabled("cuda"):
+                if rows * min(classes, 64) <= FUSED_LABELS * classes:
+                    return Triton(), f"{logits} under autocast: computed in tiles, measured as the fastest."
+                return Dense(), f"{logits} have many rows per class, which tiles are slow at."
+            few = rows <= FUSED_LOGIT_ROWS and rows * classes <= FUSED_LOGITS
+            if (rows <= FUSED_ROWS or few) and rows * min(classes, 64) <= FUSED_LABELS // 4 * classes:
+                return Triton(), f"{logits} in float32: computed in tiles, measured as the fastest."
         most = DENSE_LOGITS.get(call.device.type, DENSE_LOGITS["cpu"])
-        if call.rows * call.classes <= most:
+        if rows * classes <= most:
             return Dense(), f"{logits} are at most {most:,} logits: holding them costs less than recomputing."
-        many = f"{logits} are more than {most:,} logits: computed in"
-        if not is_tested_on(call.device) or not call.rule.is_softmax:
-            return Chunked(), f"{many} blocks, never held."
-        if torch.is_autocast_enabled("cuda") and call.dtype == torch.float32:
-            return Triton(), f"{many} tiles, never held."
-        return Chunked(), (
-            f"{many} blocks, never held. (Under autocast it would be triton; blocks are faster with float32 "
-            "operands.)"
-        )
+        return Chunked(), f"{logits} are more than {most:,} logits: computed in blocks, never held."
 
     def __call__(
         self,
         f: torch.Tensor,
         table: ClassTable,
-        rule: RuleAtRows = PLAIN,
+        rule: RuleAtRows | None = None,
         *,
         rival_sum: bool = False,
         hardest: bool = False,
     ) -> Rivals:
         """Return the rivals of `f` (N, d), by the backend chosen for this call."""
+        rule = PLAIN if rule is None else rule
         call = Call(f.shape[0], table.weight.shape[0], f.device, f.dtype, f.shape[1], rule.rule)
         return self.fitted(call)(f, table, rule, rival_sum=rival_sum, hardest=hardest)
 

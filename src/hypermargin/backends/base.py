@@ -28,6 +28,16 @@ class Rivals(NamedTuple):
     hardest: Tensor | None  # (N,)  their maximum, whatever the rule, detached, if asked for
 
 
+class Seen(NamedTuple):
+    """What `look` returns of each row of f = s·x̂, all (N,), NaN in rows that are not finite."""
+
+    rivals: Tensor  # R
+    product: Tensor  # ⟨f, ŵ_y⟩
+    angle: Tensor  # between x and W_y
+    length: Tensor  # |f|: s, 0 for zero rows
+    norm: Tensor  # |x|
+
+
 class Call(NamedTuple):
     """The sizes, device, dtype and rule of a call, which a backend is chosen by before the call is made."""
 
@@ -52,6 +62,9 @@ class Backend(Protocol):
     `testing.check_backend` compares any backend with the definition, which is `Dense` in float64. One autograd node
     (or plain autograd) owns the weight's gradient, the label rows' share included; dR/dz is exactly 0 at label
     columns; gradients have the dtypes of what they belong to.
+
+    A backend may also have `look(x, weight, labels, ignored, scale) -> Seen` and `whole_loss`, as the fused one
+    does, for heads with two unit sides, one label per row and nothing else.
     """
 
     def fitted(self, call: Call) -> Backend:
@@ -62,12 +75,15 @@ class Backend(Protocol):
         self,
         f: Tensor,
         table: ClassTable,
-        rule: RuleAtRows = PLAIN,
+        rule: RuleAtRows | None = None,
         *,
         rival_sum: bool = False,
         hardest: bool = False,
     ) -> Rivals:
-        """Return the rivals of scaled features `f` (N, d)."""
+        """Return the rivals of scaled features `f` (N, d); without a rule they count as their plain logits.
+
+        The default is None because torch.compile cannot make an object that is a default.
+        """
         ...
 
     def explain(self, call: Call) -> str:

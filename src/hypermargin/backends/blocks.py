@@ -12,9 +12,6 @@ from hypermargin.numerics import far_from_limits, unit
 from hypermargin.rules import SOFTMAX, SUM_OF_SOFTPLUS, RuleAtRows
 from hypermargin.rules._base import from_text
 
-# torch.mm(out_dtype=…), which gives float32 results from half operands; older versions round the results to half.
-REDUCED_OPERANDS_WORK = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 8)
-
 
 def _blocks(classes: int, chunk: int) -> list[slice]:
     return [slice(start, min(start + chunk, classes)) for start in range(0, classes, chunk)]

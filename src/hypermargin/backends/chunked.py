@@ -29,7 +29,12 @@ from torch import Tensor
 from hypermargin import checks
 from hypermargin.backends import blocks
 from hypermargin.backends.base import PLAIN, Call, Rivals
-from hypermargin.backends.dense import differentiable_gradients, sum_of_rivals
+from hypermargin.backends.dense import (
+    REDUCED_OPERANDS_WORK,
+    autocast_operands,
+    differentiable_gradients,
+    sum_of_rivals,
+)
 from hypermargin.layout import ClassTable
 from hypermargin.numerics import apply
 from hypermargin.rules import RuleAtRows
@@ -59,7 +64,7 @@ class Chunked:
         checks.count("Chunked(keep=…)", self.keep, 0)
         if self.operands is not None:
             checks.one_of("Chunked(operands=…)", self.operands, OPERANDS)
-            if self.operands != "float32" and not blocks.REDUCED_OPERANDS_WORK:
+            if self.operands != "float32" and not REDUCED_OPERANDS_WORK:
                 raise ValueError(
                     f"Chunked(operands={self.operands!r}) needs torch 2.8 or newer; got {torch.__version__}."
                 )
@@ -69,7 +74,7 @@ class Chunked:
         chunk, operands = self.chunk, self.operands
         if chunk is None:
             chunk = chunk_for(call.rows, call.classes, call.device)
-        if operands is None and blocks.REDUCED_OPERANDS_WORK:
+        if operands is None and REDUCED_OPERANDS_WORK:
             operands = autocast_operands(call.device)
         return replace(self, chunk=chunk, operands=operands)
 
@@ -85,12 +90,13 @@ class Chunked:
         self,
         f: Tensor,
         table: ClassTable,
-        rule: RuleAtRows = PLAIN,
+        rule: RuleAtRows | None = None,
         *,
         rival_sum: bool = False,
         hardest: bool = False,
     ) -> Rivals:
         """Return the rivals of `f` (N, d), block by block."""
+        rule = PLAIN if rule is None else rule
         weight, chunk = table.weight, self.chunk or chunk_for(f.shape[0], table.weight.shape[0], f.device)
         local = table.local if table.inside is None else table.local.masked_fill(~table.inside, -1)  # in no block
         kept = 0
@@ -111,13 +117,6 @@ class Chunked:
 def learns(*tensors: Tensor | None) -> bool:
     """Tell whether autograd will want a gradient by any of these."""
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-
-
-def autocast_operands(device: torch.device) -> str | None:
-    """Return the dtype that autocast asks for on CUDA; None without autocast."""
-    if device.type != "cuda" or not torch.is_autocast_enabled("cuda"):
-        return None
-    return str(torch.get_autocast_dtype("cuda")).removeprefix("torch.")
 
 
 def chunk_for(rows: int, classes: int, device: torch.device) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,38 +12,48 @@ from torch import Tensor
 
 from hypermargin.backends.base import PLAIN, Call, Rivals
 from hypermargin.layout import ClassTable, look_up
-from hypermargin.numerics import unit, widen
+from hypermargin.numerics import apply, unit, widen
 from hypermargin.rules import RuleAtRows
 
 
 @dataclass(frozen=True)
 class Dense:
-    """The dense backend, which has no settings."""
+    """Settings of the dense backend, for `backend=Dense(…)`.
+
+    - operands: dtype of the matrix products' operands on CUDA, "bfloat16" or "float16". Their sums, and so the
+      logits, are float32 all the same. By default autocast's dtype, and the features' own without autocast.
+    """
+
+    operands: str | None = None
 
     def fitted(self, call: Call) -> Dense:
-        """Return the backend itself: it can do every call that fits into memory."""
-        return self
+        """Return the backend with autocast's dtype for the operands: it can do every call that fits into memory."""
+        if self.operands is not None or call.dtype != torch.float32:
+            return self
+        operands = autocast_operands(call.device)
+        return self if operands is None else replace(self, operands=operands)
 
     def explain(self, call: Call) -> str:
-        """Return the name alone: there is nothing to choose."""
-        return "dense"
+        """Return the name, and the operands if they are reduced."""
+        return f"dense: {self.operands} operands." if self.operands else "dense"
 
     def __call__(
         self,
         f: Tensor,
         table: ClassTable,
-        rule: RuleAtRows = PLAIN,
+        rule: RuleAtRows | None = None,
         *,
         rival_sum: bool = False,
         hardest: bool = False,
     ) -> Rivals:
         """Return the rivals of `f` (N, d), by way of all N×C products."""
+        rule = PLAIN if rule is None else rule
         w = widen(table.weight, f.dtype)
         w = unit(w) if table.unit else w
+        z = self._products(f, w)
         if rule.length is None:  # ρ is the identity
-            z = raw = _without_labels(F.linear(f, w, table.bias), table)
+            z = raw = _without_labels(_plus(z, table.bias), table)
         else:
-            z = F.linear(f, w)
             raw, z = (_without_labels(_plus(each, table.bias), table) for each in (z, rule.rho(z)))
         return Rivals(
             table.label_rows(w),
@@ -51,6 +62,56 @@ class Dense:
             z.masked_fill(z == -math.inf, 0.0).sum(-1) if rival_sum else None,
             raw.detach().amax(-1) if hardest else None,
         )
+
+    def _products(self, f: Tensor, w: Tensor) -> Tensor:
+        if self.operands in (None, "float32") or not f.is_cuda or not REDUCED_OPERANDS_WORK:
+            return F.linear(f, w)
+        z: Tensor = apply(_Product, f, w, getattr(torch, self.operands))[0]
+        return z
+
+
+# torch.mm(out_dtype=…), which gives float32 results from half operands; older versions round the results to half.
+REDUCED_OPERANDS_WORK = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 8)
+
+
+def autocast_operands(device: torch.device) -> str | None:
+    """Return the dtype that autocast asks for on CUDA; None without autocast."""
+    if device.type != "cuda" or not torch.is_autocast_enabled("cuda"):
+        return None
+    return str(torch.get_autocast_dtype("cuda")).removeprefix("torch.")
+
+
+class _Product(torch.autograd.Function):
+    """f·wᵀ from operands of reduced precision, summed in float32; so are its gradients."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(f: Tensor, w: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        low_f, low_w = f.to(kind), w.to(kind)
+        return torch.mm(low_f, low_w.T, out_dtype=torch.float32), low_f, low_w
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.save_for_backward(*inputs[:2], *output[1:])
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, by_z: Tensor, *_: None) -> tuple[Tensor | None, Tensor | None, None]:
+        f, w, low_f, low_w = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a second derivative
+            return by_z @ w, by_z.T @ f, None
+        by_x, by_w, _ = ctx.needs_input_grad
+        size = top = by_z.new_ones(())
+        if low_f.dtype == torch.float16:  # every row is brought into its range, and its size put on f
+            size = by_z.abs().amax(1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny * 2**24) / 1024
+            top = size.amax()
+            by_z = by_z / size
+            low_f = (f * (size / top)).to(torch.float16)
+        low = by_z.to(low_f.dtype)
+        df = torch.mm(low, low_w, out_dtype=torch.float32) * size if by_x else None
+        return df, torch.mm(low.T, low_f, out_dtype=torch.float32) * top if by_w else None, None
 
 
 def _plus(z: Tensor, bias: Tensor | None) -> Tensor:

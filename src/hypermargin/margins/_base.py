@@ -39,6 +39,12 @@ class Margin:
     # tensor m given to `psi` then has them in its last dimension), or None if the margin has no m.
     zero: ClassVar[Numbers] = None
 
+    def __init_subclass__(cls) -> None:
+        if "psi" in vars(cls) and "of_g" not in vars(
+            cls
+        ):  # what is said of a parent's ψ does not hold for this one
+            cls.of_g = Margin.of_g  # type: ignore[method-assign]
+
     @property
     def m(self) -> Numbers:
         """The margin's own numbers, which a tensor m given to `psi` replaces."""
@@ -56,6 +62,10 @@ class Margin:
     def psi_of_cosine(self, cosine: Tensor, m: Tensor | None = None) -> Tensor:
         """Return ψ from cosines, for callers without angles. Near ±1 a cosine has lost half the angle's digits."""
         return self.psi(guarded_acos(cosine), m)
+
+    def of_g(self) -> tuple[float, float, float] | None:
+        """Return (m1, m2, m3) if ψ is g(m1·θ + m2) − m3, which backends may then compute themselves; else None."""
+        return None
 
     def bounds(self) -> tuple[Numbers, Numbers]:
         """Return the least and the largest m allowed, in the shape of `m`."""

@@ -43,6 +43,10 @@ class ArcFace(Margin):
         }
         return frozenset(broken.get(self.beyond, ())) if self.m else frozenset()
 
+    def of_g(self) -> tuple[float, float, float] | None:
+        """Return (1, m, 0), unless ψ is continued otherwise."""
+        return (1.0, self.m, 0.0) if self.beyond == "smooth" else None
+
     def psi(self, theta: Tensor, m: Tensor | None = None) -> Tensor:
         """Return ψ(θ) = cos(θ + m), continued as `beyond` says."""
         if self.beyond == "smooth":

@@ -42,6 +42,10 @@ class Combined(Margin):
             broken |= {"below cos"}
         return frozenset(broken)
 
+    def of_g(self) -> tuple[float, float, float] | None:
+        """Return the three numbers, unless ψ is the bare cosine."""
+        return self.m if self.beyond == "smooth" else None
+
     def psi(self, theta: Tensor, m: Tensor | None = None) -> Tensor:
         """Return ψ(θ) = g(m1·θ + m2) − m3."""
         m1, m2, m3 = self.m if m is None else m.unbind(-1)

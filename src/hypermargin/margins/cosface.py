@@ -19,6 +19,10 @@ class CosFace(Margin):
     zero = 0.0
     m: float = number(0.35, 0.0, 2.0, help="Cosines span [−1, 1], so a margin of 2 can never be met.")
 
+    def of_g(self) -> tuple[float, float, float] | None:
+        """Return (1, 0, m)."""
+        return 1.0, 0.0, self.m
+
     def psi(self, theta: Tensor, m: Tensor | None = None) -> Tensor:
         """Return ψ(θ) = cos θ − m."""
         return theta.cos() - (self.m if m is None else m)

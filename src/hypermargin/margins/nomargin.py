@@ -16,6 +16,10 @@ class NoMargin(Margin):
 
     formula = "cos θ"
 
+    def of_g(self) -> tuple[float, float, float] | None:
+        """Return (1, 0, 0)."""
+        return 1.0, 0.0, 0.0
+
     def psi(self, theta: Tensor, m: Tensor | None = None) -> Tensor:
         """Return ψ(θ) = cos θ; there is no m to override."""
         if m is not None:

@@ -33,6 +33,10 @@ class SphereFace(Margin):
         bare = self.beyond == "none" and self.m > 1
         return frozenset({"decreasing", "below cos"}) if bare else frozenset()
 
+    def of_g(self) -> tuple[float, float, float] | None:
+        """Return (m, 0, 0), unless λ blends in the cosine or ψ is the bare one."""
+        return (self.m, 0.0, 0.0) if self.beyond == "smooth" and not self.lam else None
+
     def psi(self, theta: Tensor, m: Tensor | None = None) -> Tensor:
         """Return ψ(θ) = (λ cos θ + g(mθ)) / (1 + λ)."""
         u = theta * (self.m if m is None else m)

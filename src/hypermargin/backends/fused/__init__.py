@@ -4,12 +4,15 @@ Three products are needed, rows × classes in the forward and two in the backwar
 forward (2·N·C bytes in bfloat16) these are all: 6·N·C·d operations. Otherwise z is computed again in chunks of
 classes, 8·N·C·d operations. `memory` says how much may be kept: E of as many classes as fit is kept.
 
-`ops.py` has the order of the launches, `launch.py` each launch, `kernels.py` the products, `row_kernels.py` the
-smaller kernels around them, `tiles.py` the tile sizes. They need Triton; importing this file does not.
+`ops.py` has the order of the launches, `launch.py` each launch, `compiled.py` how they are made cheap, `kernels.py`
+the products, `row_kernels.py`, `feature_kernels.py` and `loss_kernels.py` the smaller kernels around them,
+`tiles.py` the tile sizes. `seen.py`, `look_ops.py`, `whole.py` and `sites.py` are for heads with two unit sides.
+All need Triton; importing this file does not.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import math
 import os
@@ -20,9 +23,9 @@ import torch
 from torch import Tensor
 
 from hypermargin import checks
-from hypermargin.backends.base import PLAIN, Call, Rivals
-from hypermargin.backends.chunked import autocast_operands, learns
-from hypermargin.backends.dense import differentiable_gradients, sum_of_rivals
+from hypermargin.backends.base import PLAIN, Call, Rivals, Seen
+from hypermargin.backends.chunked import learns
+from hypermargin.backends.dense import autocast_operands, differentiable_gradients, sum_of_rivals
 from hypermargin.layout import ClassTable
 from hypermargin.numerics import apply
 from hypermargin.rules import RuleAtRows
@@ -42,9 +45,8 @@ class Triton:
     - memory: megabytes for exp z and for the weight's operands, beyond weight and gradients. What the chunks do not
       need is used to keep exp z from the forward to the backward, which saves computing it again. 0 keeps nothing.
     - operands: dtype of the matrix products' operands, which are summed in float32. "float16" is more exact than
-      "bfloat16", but nothing is kept, since exp z needs bfloat16's range, and scaled features beyond 45,000
-      saturate. "float32" is as exact as float32, by three TF32 products in place of one. By default autocast's
-      dtype, and float32 without autocast.
+      "bfloat16", but scaled features beyond 45,000 saturate. "float32" is as exact as float32, by three TF32
+      products in place of one. By default autocast's dtype, and float32 without autocast.
     - chunk: classes per chunk, a multiple of 256; by default chosen from the number of rows
     - tune: measure once (some seconds) which tiles are fastest on this GPU for such calls, and keep the result in
       ~/.cache/hypermargin. Otherwise tiles tuned on an H200 are used.
@@ -93,21 +95,19 @@ class Triton:
         self,
         f: Tensor,
         table: ClassTable,
-        rule: RuleAtRows = PLAIN,
+        rule: RuleAtRows | None = None,
         *,
         rival_sum: bool = False,
         hardest: bool = False,
     ) -> Rivals:
         """Return the rivals of `f` (N, d) without the N×C matrix."""
-        weight, sink = table.weight, self._sink(table.weight)
+        from hypermargin.backends.fused.sinks import sink_of
+
+        weight, sink = table.weight, sink_of(table.weight, self.update)
         local = (
             table.local if table.inside is None else table.local.masked_fill(~table.inside, OUTSIDE)
         )  # in no tile
-        cut = plan(f.shape[0], weight.shape[0], f.shape[1], self)
-        if self.tune and f.is_cuda and not torch.compiler.is_compiling():
-            from hypermargin.backends.fused.tune import ensure_tuned
-
-            ensure_tuned(f.shape[0], f.shape[1], cut.operands, f.device)
+        cut = self._cut(f, weight)
         inputs = (
             f.contiguous(), weight.contiguous(), table.bias, local, table.unit, rival_sum, hardest, cut.chunk,
             cut.kept if learns(f, weight) and not hardest else 0, cut.operands,
@@ -119,62 +119,81 @@ class Triton:
             rows, rivals, total, largest, *_ = ops.forward_op(*inputs)
         else:
             rows, rivals, total, largest, *_ = apply(_Node, *inputs, sink)
-        sums = sum_of_rivals(f, total, rows, local, table.bias) if rival_sum else None
+        sums = None
+        if rival_sum:
+            bad = rivals.detach().isnan()  # rows that must not spoil the gradient by Σ w̃
+            good_f, good_rows = f.masked_fill(bad[:, None], 0.0), rows.masked_fill(bad[:, None, None], 0.0)
+            sums = sum_of_rivals(good_f, total, good_rows, local, table.bias).masked_fill(bad, math.nan)
         return Rivals(rows, rivals, sums, largest if hardest else None)
 
-    def _sink(self, weight: Tensor) -> FusedSGD | Tensor | None:
-        """Return the optimiser or tensor that takes the weight's gradient; None if autograd does."""
-        sink = self.update if self.update is not None else getattr(weight, "main_grad", None)
-        if sink is None:
+    def look(self, x: Tensor, weight: Tensor, labels: Tensor, ignored: int, scale: Tensor | float) -> Seen:
+        """Return rivals and the geometry of the targets for f = s·x̂ and unit class weights, in one node."""
+        from hypermargin.backends.fused import seen
+        from hypermargin.backends.fused.sinks import sink_of
+
+        cut = self._cut(x, weight)
+        kept = cut.kept if learns(x, weight, scale if isinstance(scale, Tensor) else None) else 0
+        sink = sink_of(weight, self.update)
+        return seen.look(x, weight, labels, ignored, scale, cut.chunk, kept, cut.operands, sink)
+
+    def whole_loss(
+        self, x: Tensor, weight: Tensor, labels: Tensor, ignored: int, scale: Tensor | float,
+        numbers: tuple[float, float, float], part: float, reduction: str,
+    ) -> Tensor | None:  # fmt: skip
+        """Return the loss for ψ = cos θ + part·(g(m1·θ + m2) − m3 − cos θ) in one node; None if it cannot."""
+        from hypermargin.backends.fused import whole
+        from hypermargin.backends.fused.sinks import sink_of
+
+        cut = self._cut(x, weight)
+        if cut.kept < weight.shape[0] or not learns(x, weight) or sink_of(weight, self.update) is not None:
             return None
-        if isinstance(sink, Tensor):
-            if not (
-                sink.shape == weight.shape
-                and sink.dtype == torch.float32
-                and sink.device == weight.device
-                and sink.is_contiguous()
-            ):
-                raise ValueError(
-                    f"weight.main_grad must be contiguous, float32, on {weight.device}, of the weight's shape "
-                    f"{tuple(weight.shape)}; got {sink.dtype}, {sink.device}, {tuple(sink.shape)}, strides "
-                    f"{sink.stride()}."
-                )
-        elif sink.param_groups[0]["params"][0] is not weight:
-            raise ValueError(
-                "Triton(update=FusedSGD(…)) belongs to another weight. Make a new one for the head as it is now; "
-                "for a sample of the classes, SampledSGD is the optimiser."
-            )
-        if torch.compiler.is_compiling():
-            raise RuntimeError(
-                "FusedSGD and weight.main_grad work in eager mode and CUDA graphs, not under torch.compile."
-            )
-        if not weight.is_contiguous():
-            raise ValueError(
-                "FusedSGD and weight.main_grad need a contiguous weight; call .contiguous() on it first."
-            )
-        return sink
+        if not whole.fits(x, weight):
+            return None
+        return whole.loss(x, weight, labels, ignored, scale, numbers, part, reduction, cut.operands)
+
+    def _cut(self, f: Tensor, weight: Tensor) -> Plan:
+        """Return how the call is cut up, with tiles measured first if that was asked for."""
+        cut = plan(f.shape[0], weight.shape[0], f.shape[1], self)
+        if self.tune and f.is_cuda and not torch.compiler.is_compiling():
+            from hypermargin.backends.fused.tune import ensure_tuned
+
+            ensure_tuned(f.shape[0], f.shape[1], cut.operands, f.device)
+        return cut
 
 
 def why_not(device: torch.device) -> str:
     """Return the reason why the fused backend cannot run on a device; empty if it can."""
-    try:
-        if importlib.util.find_spec("triton.tools.tensor_descriptor") is None:
-            return "it needs Triton 3.4 or newer, which comes with torch 2.8"
-    except ImportError:
-        return "Triton is not installed (it comes with torch's CUDA builds; else pip install triton)"
+    if reason := _no_triton():
+        return reason
     if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1":
         return ""
     if device.type != "cuda" or not torch.cuda.is_available():
         found = "there is none" if device.type == "cuda" else f"the tensors are on {device.type}"
         return f"it runs on NVIDIA GPUs, and {found}"
-    if torch.version.hip or torch.cuda.get_device_capability(device)[0] < 9:
-        return "it needs an NVIDIA GPU of compute capability 9.0 or newer (H100)"
+    if torch.version.hip or _capability(device) < 8:
+        return "it needs an NVIDIA GPU of compute capability 8.0 or newer (A100)"
     return ""
+
+
+@functools.cache
+def _no_triton() -> str:
+    """Return why Triton cannot be used; empty if it can. Looking for it takes longer than a call of a head."""
+    try:
+        if importlib.util.find_spec("triton.tools.tensor_descriptor") is None:
+            return "it needs Triton 3.4 or newer, which comes with torch 2.8"
+    except ImportError:
+        return "Triton is not installed (it comes with torch's CUDA builds; else pip install triton)"
+    return ""
+
+
+@functools.cache
+def _capability(device: torch.device) -> int:
+    return torch.cuda.get_device_capability(device)[0]
 
 
 def is_tested_on(device: torch.device) -> bool:
     """Return whether "auto" may choose it: only on Hopper GPUs, which it was tested on. On others, ask by name."""
-    return not why_not(device) and device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+    return not why_not(device) and device.type == "cuda" and _capability(device) == 9
 
 
 # This is what torch.compiler.assume_constant_result does; calling that would import the compiler, which takes 2 s.
@@ -198,8 +217,6 @@ def plan(rows: int, classes: int, dim: int, settings: Triton) -> Plan:
     # has at most 65,535 blocks in its second dimension.
     chunk = settings.chunk or min(max(2**27 // max(rows, 1) // TILE * TILE, TILE * 16), TILE * 512)
     chunk = min(chunk, -(-classes // TILE) * TILE, 2**22)
-    if operands == "float16":
-        return Plan(chunk, 0, operands)
     size = 4 if operands == "float32" else 2
     a_class = size * (-(-rows // 128) * 128 + -(-dim // 16) * 16)  # bytes per class of E and w̃, with padding
     room = int(min(settings.memory, 2**30) * 2**20)
@@ -222,8 +239,8 @@ class _Node(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         f, weight, bias, local, *ctx.settings = inputs
-        _, rivals, _, largest, *kept = output
-        ctx.save_for_backward(f, weight, bias, local, rivals, *kept)
+        _, _, _, largest, *kept = output
+        ctx.save_for_backward(f, weight, bias, local, *kept)
         ctx.mark_non_differentiable(largest, *kept)
         ctx.set_materialize_grads(False)  # else autograd would allocate zeros of the size of what was kept
 
@@ -231,19 +248,17 @@ class _Node(torch.autograd.Function):
     def backward(
         ctx: Any, by_rows: Tensor | None, by_rivals: Tensor | None, by_total: Tensor | None, *_: None
     ) -> tuple[Any, ...]:
-        from hypermargin.backends.fused import launch, ops
+        from hypermargin.backends.fused import ops
+        from hypermargin.backends.fused.sinks import updating
 
         unit_weight, want_total, _, chunk, _, operands, sink = ctx.settings
-        optimizer = None if isinstance(sink, Tensor) else sink
-        if optimizer is not None:
-            optimizer.refuse_a_second()
-        f, weight, bias, local, rivals, rivals2, exps, units, inverse = ctx.saved_tensors
+        f, weight, bias, local, base, rivals2, exps, units, inverse = ctx.saved_tensors
         by_rows = f.new_zeros(*local.shape, f.shape[1]) if by_rows is None else by_rows
-        by_rivals = torch.zeros_like(rivals) if by_rivals is None else by_rivals
+        by_rivals = torch.zeros_like(rivals2) if by_rivals is None else by_rivals
         by_total = by_total if want_total else None  # torch.compile may pass an empty tensor
         needed = ctx.needs_input_grad[:3]
         given = (
-            f, weight, bias, local, rivals, rivals2, exps, units, inverse, by_rows, by_rivals, by_total, unit_weight
+            f, weight, bias, local, base, rivals2, exps, units, inverse, by_rows, by_rivals, by_total, unit_weight
         )  # fmt: skip
         grads: tuple[Tensor | None, ...]
         if torch.is_grad_enabled():
@@ -253,14 +268,8 @@ class _Node(torch.autograd.Function):
             table = ClassTable(weight, unit_weight, bias, local.clamp(min=-1))
             grads = differentiable_gradients(f, table, PLAIN, rivals, by_rows, by_rivals, by_total)[:3]
         elif sink is not None and needed[1]:
-            if optimizer is not None:
-                update = launch.Update(launch.SGD, weight, **optimizer.begin())
-            else:
-                update = launch.Update(launch.ADD, sink)
-            df, db = ops.backward_into(*given, chunk, operands, needed[0], needed[2], update)
-            torch.autograd.graph.increment_version(update.out)
-            if optimizer is not None:
-                optimizer.wait_for_step()
+            with updating(sink, weight) as update:
+                df, db = ops.backward_into(*given, chunk, operands, needed[0], needed[2], update)
             grads = (df, None, db)
         else:
             run = ops.backward_op if torch.compiler.is_compiling() else ops.backward

@@ -16,8 +16,8 @@ import triton.language as tl
 SLAB = tl.constexpr(256)
 
 # What `scores` does with a tile of logits z.
-SUM = tl.constexpr(0)  # adds up exp z, and stores exp z if KEEP
-TOP = tl.constexpr(1)  # subtracts each row's maximum in the tile first, and stores sum and maximum: right for any z
+SUM = tl.constexpr(0)  # adds up exp(z − shift), stores sum and shift, and stores exp(z − shift) if KEEP
+TOP = tl.constexpr(1)  # the same with each row's maximum in the tile in place of the shift: right for any z
 SHARE = tl.constexpr(2)  # stores exp(z − shift)
 
 
@@ -50,8 +50,12 @@ def _score_tile(
         top = tl.max(z, 1)
         tl.store(tops + at, top, here)
         z -= tl.where(top == -float("inf"), 0.0, top)[:, None]
-    if MODE == SHARE:
-        z -= tl.load(shift + rows, here, 0.0)[:, None]
+    else:
+        off = tl.load(shift + rows, here, 0.0)
+        off = tl.where(off != off, 0.0, off)  # a bad row
+        z -= off[:, None]
+        if MODE == SUM:
+            tl.store(tops + at, off, here)
     e = tl.exp2(z)
     if MODE != SHARE:
         tl.store(sums + at, tl.sum(e, 1), here)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-import triton
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
-from hypermargin.backends.fused import kernels, row_kernels
+from hypermargin.backends.fused import OUTSIDE, feature_kernels, kernels, loss_kernels, row_kernels
+from hypermargin.backends.fused.compiled import launch, tiled
 from hypermargin.backends.fused.tiles import Tiles, power, processors, tiles_for
 
 SLAB = kernels.SLAB.value
@@ -49,7 +50,7 @@ class Step:
     def feature_tiles(self) -> int:
         """The number of tiles that df is computed in."""
         tile = self.tiles.features
-        return int(triton.cdiv(self.N, tile.rows) * triton.cdiv(self.d, tile.columns))
+        return cdiv(self.N, tile.rows) * cdiv(self.d, tile.columns)
 
     @property
     def splits(self) -> int:
@@ -57,18 +58,42 @@ class Step:
         return max(self.processors // self.feature_tiles, 1)
 
     @property
+    def window(self) -> tuple[float, float]:
+        """The range of R − base in which E, its sum, and the ratio of exp(−R) of any two rows are exact enough.
+
+        They must be far from overflow and underflow in float32's exponents, which bfloat16 has too; in float16 no E
+        may exceed 65,504 = exp 11.09, and those of 2⁻¹⁴ and less lose digits.
+        """
+        return (5.0, 11.0) if self.kind == torch.float16 else (-16.0, 58.0)
+
+    @property
+    def sample(self) -> int:
+        """The number of classes that float16's base is guessed from; 0: it is known well enough without."""
+        return min(self.C, 16384) if self.kind == torch.float16 else 0
+
+    @property
+    def more(self) -> float:
+        """What is added to log₂ Σ exp of the sample, for the base: up to all classes, and down into the window."""
+        return math.log2(self.C / self.sample) - 8.0 * math.log2(math.e) if self.sample else 0.0
+
+    @property
     def lift(self) -> int:
         """The power of two that P is multiplied by when stored."""
         return FLOAT16_SHIFT if self.kind == torch.float16 else 0
 
 
-def step_of(f: Tensor, weight: Tensor, operands: str) -> Step:
+@functools.lru_cache(1024)
+def step_of(N: int, C: int, d: int, operands: str, device: torch.device) -> Step:
     """Return the sizes, operand dtype and tiles of a call."""
     kind: torch.dtype = getattr(torch, operands)
-    (N, d), C = f.shape, weight.shape[0]
     # float32 operands keep float32's precision: the matrix units do three TF32 products for one, never just one.
-    precision = "tf32x3" if f.is_cuda else "ieee"
-    return Step(N, C, d, kind, tiles_for(N, d, kind.itemsize, f.device), precision, processors(f.device))
+    precision = "tf32x3" if device.type == "cuda" else "ieee"
+    return Step(N, C, d, kind, tiles_for(N, d, kind.itemsize, device), precision, processors(device))
+
+
+def cdiv(a: int, b: int) -> int:
+    """Return a/b rounded up."""
+    return -(-a // b)
 
 
 def slabs(step_rows: int, classes: int) -> tuple[int, int]:
@@ -87,16 +112,25 @@ def room(step: Step, like: Tensor, classes: int) -> tuple[Tensor, Tensor]:
     return like.new_empty(classes, step.width, dtype=step.kind), like.new_empty(classes)
 
 
-def tiled(x: Tensor, rows: int, columns: int) -> TensorDescriptor:
-    """Return a descriptor to read or write a matrix in tiles of that size."""
-    return TensorDescriptor(x, list(x.shape), list(x.stride()), [rows, columns])
+def operand(
+    x: Tensor,
+    step: Step,
+    scale: float = 1.0,
+    *,
+    factor: Tensor | None = None,
+    labels: Tensor | None = None,
+    base: Tensor | None = None,
+    unit_weight: bool = False,
+) -> Tensor:
+    """Return x (N, d) times a number and one factor per row, as an operand: rows padded, entries saturated.
 
-
-def operand(x: Tensor, step: Step, scale: float = 1.0, factor: Tensor | None = None) -> Tensor:
-    """Return x (N, d) times a number and one factor per row, as an operand: rows padded, entries saturated."""
+    Rows with NaN or inf become zeros; with `labels` (N, K) the base of every row is written to `base`.
+    """
     out = x.new_empty(step.N, step.width, dtype=step.kind)
-    row_kernels.pack[(step.N,)](
-        x, x if factor is None else factor, out, step.d, step.width, scale, factor is not None,
+    launch(
+        feature_kernels.pack, (step.N,), x, x if factor is None else factor, x if labels is None else labels,
+        x if base is None else base, out, step.C, step.d, step.width, float(scale), factor is not None,
+        base is not None, unit_weight, 0 if labels is None else labels.shape[1], OUTSIDE,
         torch.finfo(step.kind).max, power(step.width),
     )  # fmt: skip
     return out
@@ -108,11 +142,11 @@ def unit_rows(
     """Fill w with w̃ of the rows of `weight` and `inverse` with their 1/|W|; add Σ w̃ to `total`."""
     count, D = weight.shape[0], power(step.width)
     each = max(4096 // D, 1)
-    programs = min(triton.cdiv(count, each), 8 * PROGRAMS)
+    programs = min(cdiv(count, each), 8 * PROGRAMS)
     parts = w if total is None else weight.new_empty(programs, step.d, dtype=torch.float32)
-    row_kernels.operands[(programs,)](
-        weight, w, inverse, parts, count, step.d, step.width, unit_weight, total is not None,
-        each, D, torch.finfo(step.kind).max,
+    launch(
+        row_kernels.operands, (programs,), weight, w, inverse, parts, count, step.d, step.width, unit_weight, total
+        is not None, each, D, torch.finfo(step.kind).max,
     )  # fmt: skip
     if total is not None:
         total += parts.sum(0, dtype=torch.float64)
@@ -135,9 +169,10 @@ def scores(
 ) -> None:
     """Launch `kernels.scores` for the classes of `w`, the first of which is number `first`."""
     tile, C = step.tiles.scores, w.shape[0]
-    blocks = triton.cdiv(C, tile.columns)
+    blocks = cdiv(C, tile.columns)
     unused = labels  # any tensor, for pointer arguments that the kernel does not read
-    kernels.scores[(triton.cdiv(step.N, tile.rows), blocks if redo is None else min(blocks, PROGRAMS))](
+    launch(
+        kernels.scores, (cdiv(step.N, tile.rows), blocks if redo is None else min(blocks, PROGRAMS)),
         tiled(x, tile.rows, tile.step),
         tiled(w, tile.columns, tile.step),
         tiled(x, tile.rows, tile.step) if out is None else tiled(out, tile.rows, tile.columns),
@@ -145,7 +180,7 @@ def scores(
         *(unused if t is None else t for t in (bias, shift, redo, sums, tops)),
         step.N, step.padded, C, first, step.d, labels.shape[1], mode, out is not None, bias is not None,
         redo is not None, step.precision, tile.rows, tile.columns, tile.step,
-        num_warps=tile.warps, num_stages=tile.stages,
+        warps=tile.warps, stages=tile.stages,
     )  # fmt: skip
 
 
@@ -165,12 +200,13 @@ def feature_sums(step: Step, e: Tensor, w: Tensor, parts: Tensor, added: bool) -
     tile, splits = step.tiles.features, parts.shape[0]
     for first, last in ranges(0, w.shape[0], splits * LONGEST_SUM):
         some = w[first:last]
-        each = triton.cdiv(triton.cdiv(last - first, splits), tile.step) * tile.step
-        kernels.feature_gradient[(step.feature_tiles, splits)](
+        each = cdiv(cdiv(last - first, splits), tile.step) * tile.step
+        launch(
+            kernels.feature_gradient, (step.feature_tiles, splits),
             tiled(e[first // SLAB * step.padded :], tile.rows, tile.step), tiled(some, tile.step, tile.columns),
             parts, step.N, step.padded, last - first, step.d, each, added or first > 0, step.precision,
             8 if step.kind == torch.float32 else 0, SLAB,
-            tile.rows, tile.columns, tile.step, num_warps=tile.warps, num_stages=tile.stages,
+            tile.rows, tile.columns, tile.step, warps=tile.warps, stages=tile.stages,
         )  # fmt: skip
 
 
@@ -183,12 +219,39 @@ class Labels(NamedTuple):
     by_rows: Tensor
 
     @staticmethod
-    def of(local: Tensor, by_rows: Tensor, classes: int, tile: int) -> Labels:
+    def of(labels: Tensor, by_rows: Tensor, classes: int, tile: int) -> Labels:
         """Return the sorted form of labels (N, K), for tiles of `tile` classes."""
-        found, order = torch.sort(local.flatten(), stable=True)
-        edges = torch.arange(0, (triton.cdiv(classes, tile) + 1) * tile, tile, device=local.device)
-        starts = torch.searchsorted(found, edges.to(found.dtype), out_int32=True)
-        return Labels(found, order, starts, by_rows.reshape(-1, by_rows.shape[-1]).contiguous())
+        n, tiles, P = labels.numel(), cdiv(classes, tile), 16
+        found, order, starts = torch.empty_like(labels), torch.empty_like(labels), labels.new_empty(tiles + 1)
+        programs = cdiv(n, P)
+        launch(
+            loss_kernels.sort_labels, (programs + cdiv(tiles + 1, P),), labels, found, order, starts, n, programs,
+            tiles, tile, P, 128,
+        )  # fmt: skip
+        return Labels(found, order, starts, by_rows)
+
+
+class Factors(NamedTuple):
+    """The factors φ and φ' of every row for the backward, in parts; see `row_kernels.factors`."""
+
+    shift: Tensor
+    redo: Tensor
+    relative: Tensor
+    roots: Tensor
+    largest: Tensor
+
+    @staticmethod
+    def of(step: Step, rivals2: Tensor, base: Tensor, by_rivals: Tensor) -> Factors:
+        """Compute them from R and its gradient."""
+        N, M = step.N, step.tiles.scores.rows
+        shift, redo = torch.empty_like(rivals2), torch.empty_like(rivals2, dtype=torch.int32)
+        relative, roots = rivals2.new_empty(2, N), rivals2.new_empty(2, N)
+        largest = rivals2.new_empty(2, 1)
+        launch(
+            row_kernels.factors, (1,), rivals2, base, by_rivals, base, shift, redo, relative, roots, largest, N,
+            step.lift, 0, *step.window, 1024 // M, M, warps=8,
+        )  # fmt: skip
+        return Factors(shift, redo, relative, roots, largest)
 
 
 def weight_rows(
@@ -202,13 +265,14 @@ def weight_rows(
     tile, C, whole = step.tiles.weight, last - first, raw.numel() == 0
     some, out = weight[first:last], update.out[first:last]
     limit = torch.finfo(out.dtype).max
-    kernels.weight_gradient[(triton.cdiv(C, tile.rows),)](
+    launch(
+        kernels.weight_gradient, (cdiv(C, tile.rows),),
         tiled(e, tile.step, tile.rows), tiled(f, tile.step, tile.columns), some, inverse, out if whole else raw,
         half if by_total is None else by_total, half, labels.starts[first // tile.rows :], labels.order,
         labels.sorted, labels.by_rows, step.N, step.padded, C, first, step.d, unit_weight and whole,
         by_total is not None, limit if whole else torch.finfo(torch.float32).max, step.precision,
-        triton.cdiv(step.d, tile.columns),
-        tile.rows, tile.columns, tile.step, num_warps=tile.warps, num_stages=tile.stages,
+        cdiv(step.d, tile.columns),
+        tile.rows, tile.columns, tile.step, warps=tile.warps, stages=tile.stages,
     )  # fmt: skip
     if not whole:
         finish(step, raw, weight, inverse, unit_weight, update, first, last)
@@ -227,8 +291,9 @@ def finish(
     """Turn the raw sums of classes first … last−1 into gradients, and use those as `update` says."""
     some, out, D = weight[first:last], update.out[first:last], power(step.d)
     each = max(2048 // D, 1)
-    row_kernels.finish_rows[(triton.cdiv(last - first, each),)](
-        raw, some, inverse, out, out if update.momentum is None else update.momentum[first:last],
-        raw if update.settings is None else update.settings, last - first, step.d, unit_weight, update.mode,
+    launch(
+        row_kernels.finish_rows, (cdiv(last - first, each),), raw, some, inverse, out, out if update.momentum is
+        None else update.momentum[first:last], raw if update.settings is None else update.settings, last - first,
+        step.d, unit_weight, update.mode,
         update.momentum is not None, update.nesterov, update.renormalize, torch.finfo(out.dtype).max, each, D,
     )  # fmt: skip

@@ -1,11 +1,15 @@
 """The order of the fused backend's kernels, forward and backward, each an opaque custom operation.
 
-For the first `kept` classes the forward stores E = exp z; for the others the backward computes P = exp(z − R), a
-chunk of classes at a time. Factors of whole rows commute with both products of the backward, so no maximum has to
-be subtracted from z as long as exp z neither overflows nor underflows. Whether it did is known afterwards: rows
-whose sum is outside `WINDOW` are summed again with the maximum of each tile subtracted, and in the backward their E
-is replaced by P. The kernels for that are always launched, and end at once where no row is marked. So nothing waits
-for the GPU, no bound on the logits is needed, and the result is right for every finite input.
+For the first `kept` classes the forward stores E = exp(z − base); for the others the backward computes
+P = exp(z − R), a chunk of classes at a time. Factors of whole rows commute with both products of the backward, so
+no maximum has to be subtracted from z as long as E neither overflows nor underflows. `base`, a guess per row, makes
+that rare for unit sides. Whether it happened is known afterwards: rows whose sum is outside a window are summed
+again with the maximum of each tile subtracted, and in the backward their E is replaced by P. The kernels for that
+are always launched, and end at once where no row is marked. So nothing waits for the GPU, no bound on the logits is
+needed, and the result is right for every finite input. A row that is not finite spoils itself alone.
+
+`forward` and `backward` are the contract of a backend, for any head; `look_ops.py` has the work on rows of features
+and labels in it too.
 """
 
 from __future__ import annotations
@@ -13,21 +17,24 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
-from typing import ParamSpec, TypeVar
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple, ParamSpec, TypeVar, cast
 
 import torch
-import triton
 from torch import Tensor
 
 from hypermargin.backends.blocks import empty_gradients
-from hypermargin.backends.fused import OUTSIDE, kernels, row_kernels
+from hypermargin.backends.fused import OUTSIDE, feature_kernels, kernels, row_kernels
+from hypermargin.backends.fused.compiled import launch
 from hypermargin.backends.fused.launch import (
     SGD,
     SLAB,
     STORE,
+    Factors,
     Labels,
+    Step,
     Update,
+    cdiv,
     feature_sums,
     finish,
     operand,
@@ -41,28 +48,169 @@ from hypermargin.backends.fused.launch import (
 )
 from hypermargin.backends.fused.tiles import power
 
-# The range of R in which exp z, its sum, and the ratio of exp(−R) of any two rows are far from overflow and
-# underflow in bfloat16 and float32.
-WINDOW = (-16.0, 58.0)
 LOG2_E = math.log2(math.e)
 
 Returned = TypeVar("Returned")
 Given = ParamSpec("Given")
 
 
-def _on_its_device(run: Callable[Given, Returned]) -> Callable[Given, Returned]:
-    """Return `run` with the tensors' device as the current one, since Triton launches on the current device."""
+def on_device_of(x: Tensor) -> AbstractContextManager[object]:
+    """Return a context with the tensor's device as the current one, since Triton launches on the current device."""
+    elsewhere = x.is_cuda and x.get_device() != torch.cuda.current_device()
+    return torch.cuda.device(x.device) if elsewhere else nullcontext()
+
+
+def on_its_device(run: Callable[Given, Returned]) -> Callable[Given, Returned]:
+    """Return `run` on the device of its first argument."""
 
     @functools.wraps(run)
     def call(*args: Given.args, **kwargs: Given.kwargs) -> Returned:
-        f = args[0]
-        with torch.cuda.device(f.device) if isinstance(f, Tensor) and f.is_cuda else nullcontext():
+        with on_device_of(cast("Tensor", args[0])):
             return run(*args, **kwargs)
 
     return call
 
 
-@_on_its_device
+class Operands(NamedTuple):
+    """What a call multiplies: the features and class weights as operands, and what belongs to their rows."""
+
+    step: Step
+    x: Tensor  # (N, width)  f·log2 e
+    base: Tensor  # (N,)  what is taken off the logits of a row, in units of ln 2
+    labels: Tensor  # (N, K)  int32
+    weight: Tensor
+    bias: Tensor | None  # in units of ln 2
+    unit_weight: bool
+
+    def of_classes(self, first: int, last: int, w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None, int]:
+        """Return what the scores of a range of the classes are computed from."""
+        return self.x, w, self.labels, None if self.bias is None else self.bias[first:last], first
+
+
+class Kept(NamedTuple):
+    """What the forward leaves for the backward: R in units of ln 2, and E, w̃ and 1/|W| of the kept classes."""
+
+    rivals2: Tensor
+    exps: Tensor
+    units: Tensor
+    inverse: Tensor
+
+
+def sum_rivals(
+    given: Operands, chunk: int, kept: int, total: Tensor | None, rivals: Tensor, top: Tensor, left: Kept
+) -> None:
+    """Fill `rivals`, `top` and what is kept from the logits of all classes; add Σ w̃ to `total`."""
+    step, weight = given.step, given.weight
+    N, C, d = step.N, step.C, step.d
+    # The forward holds no P, so its chunks of the weight may be longer than those of the backward.
+    chunk = max(min(chunk * (N + d) // d // SLAB * SLAB, 2**22), chunk)
+    spare, spare_inverse = room(step, rivals, min(chunk, C - kept))
+    parts = [*ranges(0, kept, 2**20), *ranges(kept, C, chunk)]
+    tiles = max(cdiv(last - first, step.tiles.scores.columns) for first, last in parts)
+    sums, tops = rivals.new_empty(2, tiles, N)
+    top_so_far, sum_so_far = rivals.new_empty(2, N)
+    for first, last in parts:
+        size, held = last - first, first < kept
+        w, inv = (
+            (left.units[first:last], left.inverse[first:last]) if held else (spare[:size], spare_inverse[:size])
+        )
+        unit_rows(step, weight[first:last], given.unit_weight, w, inv, total)
+        if N == 0:
+            continue
+        count = cdiv(size, step.tiles.scores.columns)
+        of_these, redo = given.of_classes(first, last, w), None
+        if held and first == 0 and step.sample:
+            guess_base(given, w, sums, tops, left.rivals2)
+        if held:
+            exps = left.exps[first // SLAB * step.padded :]
+            scores(step, kernels.SUM.value, *of_these, shift=given.base, sums=sums, tops=tops, out=exps)
+            redo = torch.empty_like(given.labels[:, 0])
+            low, high = (math.exp(end) for end in step.window)
+            launch(row_kernels.mark, (cdiv(N, 8),), sums, redo, N, count, low, high, 8, 512)
+        scores(step, kernels.TOP.value, *of_these, sums=sums, tops=tops, redo=redo)
+        launch(
+            row_kernels.combine, (cdiv(N, 8),), sums, tops, given.base, top_so_far, sum_so_far, rivals,
+            left.rivals2,
+            top, 0.0, N, count, first == 0, False, 8, 512,
+        )  # fmt: skip
+
+
+def guess_base(given: Operands, w: Tensor, sums: Tensor, tops: Tensor, unused: Tensor) -> None:
+    """Set the base of every row by a sample of the classes, for float16, whose range is too small for less."""
+    step = given.step
+    some = min(step.sample, len(w))
+    scores(step, kernels.TOP.value, *given.of_classes(0, some, w[:some]), sums=sums, tops=tops)
+    launch(
+        row_kernels.combine, (cdiv(step.N, 8),), sums, tops, given.base, unused, unused, unused, unused, unused,
+        step.more, step.N, cdiv(some, step.tiles.scores.columns), True, True, 8, 512,
+    )  # fmt: skip
+
+
+Finish = Callable[[Tensor, Tensor, bool, bool], None]  # of df: parts, roots, added to what is there, the last
+
+
+def gradients(
+    given: Operands, left: Kept, factors: Factors, chunk: int, finish_features: Finish | None, db: Tensor | None,
+    update: Update | None, weighted: list[Tensor], by_rows: Tensor, by_total: Tensor | None,
+) -> None:  # fmt: skip
+    """Compute df, db and the weight's gradient, and use them as `finish_features` and `update` say."""
+    step, weight, unit_weight = given.step, given.weight, given.unit_weight
+    N, C, d, kept = step.N, step.C, step.d, left.units.shape[0]
+    parts = weight.new_empty(step.splits if finish_features else 0, N, d, dtype=torch.float32)
+    if update is not None:
+        labels = Labels.of(given.labels, by_rows, C, step.tiles.weight.rows)
+        # With several tiles per row, unprojected sums are kept in the gradient itself if that is float32.
+        one_tile = d <= step.tiles.weight.columns or not unit_weight
+        whole = update.mode == STORE and (one_tile or weight.dtype == torch.float32)
+        raw = parts.new_empty(0 if whole else min(chunk, C), d)
+
+    def of_range(e: Tensor, which: int, w: Tensor, inv: Tensor, first: int, last: int) -> None:
+        """Add what classes first … last−1 contribute to df, and compute their db and dW, from their E or P."""
+        size = last - first
+        if finish_features is not None:
+            feature_sums(step, e, w, parts, added=first > kept)
+            if last in (kept, C):
+                finish_features(parts, factors.roots[which], first >= kept > 0, last == C)
+        if db is not None:
+            launch(
+                row_kernels.column_sums, (cdiv(size, SLAB),), e, factors.relative[which], factors.largest[which],
+                db[first:last], N, step.padded, size, 16,
+            )  # fmt: skip
+        if update is not None:
+            for begin, end in ranges(0, size, size if whole else chunk):
+                weight_rows(
+                    step, e[begin // SLAB * step.padded :], weighted[which], factors.largest[which], weight,
+                    inv[begin:end], unit_weight, labels, by_total, update, raw, first + begin, first + end,
+                )  # fmt: skip
+
+    if kept:
+        # Replacing rows of E by P is the only change to an input; doing it again in a second backward is harmless.
+        of_these = given.of_classes(0, kept, left.units)
+        scores(step, kernels.SHARE.value, *of_these, shift=factors.shift, out=left.exps, redo=factors.redo)
+        of_range(left.exps, 0, left.units, left.inverse, 0, kept)
+    if kept == C:
+        return
+    some = min(chunk, C - kept)
+    spare, spare_inverse = room(step, parts, some)
+    shares = parts.new_empty(slabs(N, some), dtype=step.kind)
+    for first, last in ranges(kept, C, chunk):
+        w, inv = spare[: last - first], spare_inverse[: last - first]
+        unit_rows(step, weight[first:last], unit_weight, w, inv)
+        scores(step, kernels.SHARE.value, *given.of_classes(first, last, w), shift=factors.shift, out=shares)
+        of_range(shares, 1, w, inv, first, last)
+
+
+def of_no_rows(step: Step, weight: Tensor, chunk: int, update: Update | None) -> None:
+    """Use a gradient of zeros as `update` says."""
+    if update is not None and update.mode == STORE:
+        update.out.zero_()
+    elif update is not None and update.mode == SGD:  # weight decay and momentum act without any rows too
+        nothing = weight.new_zeros(min(chunk, step.C), step.d, dtype=torch.float32)
+        for first, last in ranges(0, step.C, chunk):
+            finish(step, nothing, weight, nothing, False, update, first, last)
+
+
+@on_its_device
 def forward(
     f: Tensor,
     weight: Tensor,
@@ -74,123 +222,69 @@ def forward(
     chunk: int,
     kept: int,
     operands: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return rows (N, K, d), rivals (N,), Σ w̃ (d,) or (0,), hardest (N,) or (0,).
 
-    Four more are for the backward: rivals in base 2, and E, w̃ and 1/|W| of the kept classes.
+    Five more are for the backward: the base of every row, rivals in base 2, and E, w̃ and 1/|W| of the kept classes.
     """
-    step = step_of(f, weight, operands)
+    step = step_of(*f.shape[:1], *weight.shape, operands, f.device)
     N, C, d = step.N, step.C, step.d
     rows = f.new_empty(*local.shape, d)
-    exps = f.new_empty(slabs(N, kept), dtype=step.kind)
-    units, inverse = room(step, f, kept)
-    rivals, rivals2, top, top_so_far, sum_so_far = (f.new_empty(N) for _ in range(5))
+    rivals, top, base = (f.new_empty(N) for _ in range(3))
+    left = Kept(f.new_empty(N), f.new_empty(slabs(N, kept), dtype=step.kind), *room(step, f, kept))
     total = torch.zeros(d, dtype=torch.float64, device=f.device) if want_total else None
     labels = local.to(torch.int32).contiguous()
-    # The forward holds no P, so its chunks of the weight may be longer than those of the backward.
-    chunk = max(min(chunk * (N + d) // d // SLAB * SLAB, 2**22), chunk)
-    spare, spare_inverse = room(step, f, min(chunk, C - kept))
-    parts = [*ranges(0, kept, 2**20), *ranges(kept, C, chunk)]
-    tiles = max(triton.cdiv(last - first, step.tiles.scores.columns) for first, last in parts)
-    sums, tops = f.new_empty(tiles, N), f.new_zeros(tiles, N)
+    x = f
     if N:
-        x, b = operand(f, step, LOG2_E), None if bias is None else bias * LOG2_E
-        row_kernels.label_rows[(labels.numel(),)](weight, labels, rows, C, d, unit_weight, OUTSIDE, power(d))
-    for first, last in parts:
-        size, held = last - first, first < kept
-        w, inv = (units[first:last], inverse[first:last]) if held else (spare[:size], spare_inverse[:size])
-        unit_rows(step, weight[first:last], unit_weight, w, inv, total)
-        if N == 0:
-            continue
-        count = triton.cdiv(size, step.tiles.scores.columns)
-        given = (x, w, labels, None if b is None else b[first:last], first)
-        redo = None
-        if held:
-            scores(step, kernels.SUM.value, *given, sums=sums, out=exps[first // SLAB * step.padded :])
-            redo = torch.empty_like(labels[:, 0])
-            low, high = (math.exp(end) for end in WINDOW)
-            row_kernels.mark[(triton.cdiv(N, 8),)](sums, redo, N, count, low, high, 8, 512)
-            if first:
-                tops.zero_()  # the part before wrote maxima for the rows it summed again
-        scores(step, kernels.TOP.value, *given, sums=sums, tops=tops, redo=redo)
-        row_kernels.combine[(triton.cdiv(N, 8),)](
-            sums, tops, top_so_far, sum_so_far, rivals, rivals2, top, N, count, first == 0, 8, 512
+        x = operand(f, step, LOG2_E, labels=labels, base=base, unit_weight=unit_weight)
+        launch(
+            feature_kernels.label_rows,
+            (labels.numel(),),
+            weight,
+            labels,
+            rows,
+            C,
+            d,
+            unit_weight,
+            OUTSIDE,
+            power(d),
         )
+    given = Operands(step, x, base, labels, weight, None if bias is None else bias * LOG2_E, unit_weight)
+    sum_rivals(given, chunk, kept, total, rivals, top, left)
     found = f.new_empty(0) if total is None else total.to(f.dtype)
-    return rows, rivals, found, top if hardest else f.new_empty(0), rivals2, exps, units, inverse
+    return rows, rivals, found, top if hardest else f.new_empty(0), base, *left
 
 
-@_on_its_device
+@on_its_device
 def backward_into(
-    f: Tensor, weight: Tensor, bias: Tensor | None, local: Tensor, rivals: Tensor, rivals2: Tensor, exps: Tensor,
+    f: Tensor, weight: Tensor, bias: Tensor | None, local: Tensor, base: Tensor, rivals2: Tensor, exps: Tensor,
     units: Tensor, inverse: Tensor, by_rows: Tensor, by_rivals: Tensor, by_total: Tensor | None, unit_weight: bool,
     chunk: int, operands: str, need_f: bool, need_bias: bool, update: Update | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return df and db, empty if not needed; the weight's gradient is used as `update` says."""
-    step = step_of(f, weight, operands)
-    N, C, d, kept = step.N, step.C, step.d, units.shape[0]
+    step = step_of(*f.shape[:1], *weight.shape, operands, f.device)
+    N, d = step.N, step.d
     db = torch.zeros_like(bias) if bias is not None and need_bias else f.new_empty(0)
     if N == 0:
-        if update is not None and update.mode == STORE:
-            update.out.zero_()
-        elif update is not None and update.mode == SGD:  # weight decay and momentum act without any rows too
-            nothing = f.new_zeros(min(chunk, C), d)
-            for first, last in ranges(0, C, chunk):
-                finish(step, nothing, weight, nothing, False, update, first, last)
+        of_no_rows(step, weight, chunk, update)
         return torch.zeros_like(f) if need_f else f.new_empty(0), db
     labels = local.to(torch.int32).contiguous()
-    x, b = operand(f, step, LOG2_E), None if bias is None else bias * LOG2_E
-    shift, redo = torch.empty_like(rivals), torch.empty_like(labels[:, 0])
-    relative, roots, largest = (f.new_empty(2, size) for size in (N, N, 1))
-    M = step.tiles.scores.rows
-    row_kernels.factors[(1,)](
-        rivals, rivals2, by_rivals.contiguous(), shift, redo, relative, roots, largest, N, step.lift, *WINDOW,
-        1024 // M, M, num_warps=8,
-    )  # fmt: skip
-    parts = f.new_empty(step.splits if need_f else 0, N, d)
+    given = Operands(
+        step, operand(f, step, LOG2_E), base, labels, weight, None if bias is None else bias * LOG2_E, unit_weight
+    )
+    factors = Factors.of(step, rivals2, base, by_rivals.contiguous())
     df = f.new_empty(N if need_f else 0, d)
-    weighted = [operand(f, step, factor=each) if update is not None else x for each in relative]
-    if update is not None:
-        sorted_labels = Labels.of(labels, by_rows, C, step.tiles.weight.rows)
-        # With several tiles per row, unprojected sums are kept in the gradient itself if that is float32.
-        one_tile = d <= step.tiles.weight.columns or not unit_weight
-        whole = update.mode == STORE and (one_tile or weight.dtype == torch.float32)
-        raw = f.new_empty(0 if whole else min(chunk, C), d)
 
-    def gradients(e: Tensor, which: int, w: Tensor, inv: Tensor, first: int, last: int) -> None:
-        """Add what classes first … last−1 contribute to df, and compute their db and dW, from their E or P."""
-        size = last - first
-        if need_f:
-            feature_sums(step, e, w, parts, added=first > kept)
-            if last in (kept, C):
-                row_kernels.sum_parts[(triton.cdiv(N * d, 1024),)](
-                    parts, roots[which], df, N * d, d, len(parts), first >= kept > 0, 1024
-                )
-        if need_bias and bias is not None:
-            row_kernels.column_sums[(triton.cdiv(size, SLAB),)](
-                e, relative[which], largest[which], db[first:last], N, step.padded, size, 16
-            )
-        if update is not None:
-            for begin, end in ranges(0, size, size if whole else chunk):
-                weight_rows(
-                    step, e[begin // SLAB * step.padded :], weighted[which], largest[which], weight, inv[begin:end],
-                    unit_weight, sorted_labels, by_total, update, raw, first + begin, first + end,
-                )  # fmt: skip
+    def finish_features(parts: Tensor, roots: Tensor, added: bool, last: bool) -> None:
+        size = N * d
+        launch(feature_kernels.sum_parts, (cdiv(size, 1024),), parts, roots, df, size, d, len(parts), added, 1024)
 
-    if kept:
-        # Replacing rows of E by P is the only change to an input; doing it again in a second backward is harmless.
-        given = (x, units, labels, None if b is None else b[:kept], 0)
-        scores(step, kernels.SHARE.value, *given, shift=shift, out=exps, redo=redo)
-        gradients(exps, 0, units, inverse, 0, kept)
-    some = min(chunk, C - kept)
-    spare, spare_inverse = room(step, f, some)
-    shares = f.new_empty(slabs(N, some), dtype=step.kind)
-    for first, last in ranges(kept, C, chunk):
-        w, inv = spare[: last - first], spare_inverse[: last - first]
-        unit_rows(step, weight[first:last], unit_weight, w, inv)
-        given = (x, w, labels, None if b is None else b[first:last], first)
-        scores(step, kernels.SHARE.value, *given, shift=shift, out=shares)
-        gradients(shares, 1, w, inv, first, last)
+    weighted = [] if update is None else [operand(f, step, factor=each) for each in factors.relative]
+    by_rows = by_rows.masked_fill(base.isnan()[:, None, None], 0.0).reshape(-1, d).contiguous()
+    gradients(
+        given, Kept(rivals2, exps, units, inverse), factors, chunk, finish_features if need_f else None,
+        db if bias is not None and need_bias else None, update, weighted, by_rows, by_total,
+    )  # fmt: skip
     return df, db
 
 
@@ -199,7 +293,7 @@ def backward(
     weight: Tensor,
     bias: Tensor | None,
     local: Tensor,
-    rivals: Tensor,
+    base: Tensor,
     rivals2: Tensor,
     exps: Tensor,
     units: Tensor,
@@ -217,7 +311,7 @@ def backward(
     """Return df, dW and db; those not needed are empty."""
     dW = torch.empty_like(weight) if need_weight else weight.new_empty(0)
     df, db = backward_into(
-        f, weight, bias, local, rivals, rivals2, exps, units, inverse, by_rows, by_rivals, by_total, unit_weight,
+        f, weight, bias, local, base, rivals2, exps, units, inverse, by_rows, by_rivals, by_total, unit_weight,
         chunk, operands, need_f, need_bias, Update(STORE, dW) if need_weight else None,
     )  # fmt: skip
     return df, dW, db
@@ -242,6 +336,7 @@ def _(f, weight, bias, local, unit_weight, want_total, hardest, chunk, kept, ope
         f.new_empty(N),
         f.new_empty(d if want_total else 0),
         f.new_empty(N if hardest else 0),
+        f.new_empty(N),
         f.new_empty(N),
         f.new_empty(slabs(N, kept), dtype=kind),
         f.new_empty(kept, -(-d // 16) * 16, dtype=kind),

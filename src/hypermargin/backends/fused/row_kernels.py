@@ -48,7 +48,7 @@ def operands(
 
 @triton.jit
 def mark(sums, redo, N, blocks, LOW: tl.constexpr, HIGH: tl.constexpr, M: tl.constexpr, B: tl.constexpr):
-    """Mark in `redo` the rows whose sum of exp z over these tiles is not between LOW and HIGH."""
+    """Mark in `redo` the rows whose sum of exp(z − base) over these tiles is not between LOW and HIGH."""
     rows = tl.program_id(0) * M + tl.arange(0, M)
     total = tl.zeros((B, M), tl.float32)
     for first in range(0, blocks, B):
@@ -62,13 +62,15 @@ def mark(sums, redo, N, blocks, LOW: tl.constexpr, HIGH: tl.constexpr, M: tl.con
 
 @triton.jit
 def combine(
-    sums, tops, top_so_far, sum_so_far, rivals, rivals2, hardest, N, blocks,
-    FIRST: tl.constexpr, M: tl.constexpr, B: tl.constexpr,
+    sums, tops, base, top_so_far, sum_so_far, rivals, rivals2, hardest, more, N, blocks,
+    FIRST: tl.constexpr, GUESS: tl.constexpr, M: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """Add up sum·2^top over the tiles so far; store it as a top and a sum, and its logarithm (natural and base 2).
 
-    `hardest` is the largest top, in natural units. The backward subtracts the logarithm in base 2: a row with one
-    rival far above the others then has P = 1 exactly.
+    The logarithm of a bad row, whose base is NaN, is NaN. `hardest` is the largest top, in natural units. The
+    backward subtracts the logarithm in base 2: a row with one rival far above the others then has P = 1 exactly.
+
+    With GUESS the tiles are a sample, and all that is stored is a base: the logarithm and `more`, rounded down.
     """
     rows = tl.program_id(0) * M + tl.arange(0, M)
     here = rows < N
@@ -89,9 +91,15 @@ def combine(
         total += tl.load(sums + at, there, 0.0) * tl.exp2(t - finite[None, :])
         top = new
     all_of_it = before + tl.sum(total, 0)
-    tl.store(top_so_far + rows, top, here)
-    tl.store(sum_so_far + rows, all_of_it, here)
+    bad = tl.load(base + rows, here, 0.0)
+    if not GUESS:
+        tl.store(top_so_far + rows, top, here)
+        tl.store(sum_so_far + rows, all_of_it, here)
+    top = tl.where(bad != bad, bad, top)
     r = tl.where(top == -float("inf"), 0.0, top) + tl.log2(all_of_it)
+    if GUESS:
+        tl.store(base + rows, tl.where(r == -float("inf"), 0.0, tl.floor(r + more)), here)
+        return
     tl.store(rivals + rows, r * 0.6931471805599453, here)
     tl.store(rivals2 + rows, r, here)
     tl.store(hardest + rows, top * 0.6931471805599453, here)
@@ -154,44 +162,15 @@ def column_sums(e, factor, half, out, N, padded, C, R: tl.constexpr):
 
 
 @triton.jit
-def label_rows(weight, labels, out, C, d, UNIT: tl.constexpr, OUTSIDE: tl.constexpr, D: tl.constexpr):
-    """Write w̃ of one label; class 0's where the label is OUTSIDE the slice, NaN where there is no such class."""
-    at = tl.arange(0, D)
-    row = tl.program_id(0).to(tl.int64)
-    label = tl.load(labels + row)
-    label = tl.where(label == OUTSIDE, 0, label).to(tl.int64)
-    wrong = (label < 0) | (label >= C)
-    w = tl.load(weight + tl.where(wrong, 0, label) * d + at, at < d, 0.0).to(tl.float32)
-    w = tl.where(wrong, float("nan"), w)
-    if UNIT:
-        largest = tl.max(tl.abs(w), 0)
-        w = w / tl.where(largest > 0, largest, 1.0)
-        length = tl.sqrt(tl.sum(w * w, 0))
-        w = w / tl.where(length > 0, length, 1.0)
-    tl.store(out + row * d + at, w, at < d)
-
-
-@triton.jit
-def pack(f, factor, out, d, width, scale, FACTOR: tl.constexpr, LIMIT: tl.constexpr, D: tl.constexpr):
-    """Write a row of features as an operand: times `scale`, times its factor, saturated, padded with zeros."""
-    at = tl.arange(0, D)
-    row = tl.program_id(0).to(tl.int64)
-    x = tl.load(f + row * d + at, at < d, 0.0) * scale
-    if FACTOR:
-        x *= tl.load(factor + row)
-    x = tl.clamp(x, -LIMIT, LIMIT, propagate_nan=tl.PropagateNan.ALL)
-    tl.store(out + row * width + at, x.to(out.dtype.element_ty), at < width)
-
-
-@triton.jit
 def factors(
-    rivals, rivals2, by_rivals, shift, redo, relative, roots, largest, N, lift,
-    LOW: tl.constexpr, HIGH: tl.constexpr, ROWS: tl.constexpr, M: tl.constexpr,
+    rivals2, base, by_rivals, grad, shift, redo, relative, roots, largest, N, lift,
+    GRADS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, ROWS: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
     """Compute the factors φ of every row for the backward. The gradient of z is φ_i·E_ij, or φ'_i·P_ij.
 
-    φ = g·exp(−R) where E was stored and R is inside its window. In blocks of M rows of which one is outside, E is
-    replaced by P and φ = φ'. P is stored as exp2(z − shift), that is P·2^lift, so φ' = g·2^−lift. Both can exceed
+    φ = g·exp(base − R) where E was stored and R − base is inside its window. In blocks of M rows of which one is
+    outside, E is replaced by P and φ = φ'. φ of a bad row is 0. P is stored as exp2(z − shift), that is P·2^lift,
+    so φ' = g·2^−lift. Both can exceed
     float32's range, so they are stored in parts: `relative` is φ divided by the largest |φ| of all rows, `largest`
     is the square root of that largest, and `roots` is the square root of |φ_i| with the sign of φ_i. Each of the
     three has two rows, one for φ and one for φ'.
@@ -201,14 +180,18 @@ def factors(
     for first in range(0, N, ROWS * M):
         row = first + tl.arange(0, ROWS)[:, None] * M + tl.arange(0, M)[None, :]
         there = row < N
-        R = tl.load(rivals + row, there, 0.0)
-        g = tl.where(-float("inf") == R, 0.0, tl.load(by_rivals + row, there, 0.0))
-        outside = ((R < LOW) | (R > HIGH)).to(tl.int32)
-        replaced = tl.max(outside, 1)[:, None] != 0
-        log_share = tl.log(tl.abs(g)) - lift * 0.6931471805599453
-        log = tl.where(replaced, log_share, log_share - R)
         R2 = tl.load(rivals2 + row, there, 0.0)  # not R·log2 e: that would differ from z by its rounding
-        tl.store(shift + row, tl.where(-float("inf") == R, float("inf"), R2 - lift), there)
+        R = (R2 - tl.load(base + row, there, 0.0)) * 0.6931471805599453
+        nothing = (-float("inf") == R2) | (R2 != R2)  # no rivals, or a bad row
+        g = tl.where(nothing, 0.0, tl.load(by_rivals + row, there, 0.0))
+        if GRADS:  # see feature_kernels.py
+            g *= tl.load(grad + row * (GRADS - 1), there, 0.0)
+        outside = (there & ((R < LOW) | (R > HIGH))).to(tl.int32)
+        replaced = tl.max(outside, 1)[:, None] != 0
+        log_g = tl.log(tl.abs(g))
+        log_share = log_g - lift * 0.6931471805599453
+        log = tl.where(replaced, log_share, log_g - tl.where(nothing, 0.0, R))
+        tl.store(shift + row, tl.where(nothing, float("inf"), R2 - lift), there)
         tl.store(redo + row, outside, there)
         sign = tl.where(g < 0, -1.0, 1.0)
         tl.store(roots + row, log, there)
@@ -231,18 +214,3 @@ def factors(
     one = tl.zeros((1, 1), tl.int32)
     tl.store(largest + one, tl.exp(top / 2))
     tl.store(largest + 1 + one, tl.exp(top_share / 2))
-
-
-@triton.jit
-def sum_parts(parts, roots, out, size, d, splits, ADDED: tl.constexpr, B: tl.constexpr):
-    """Compute df = φ_i·Σ of the parts, by the root of φ_i twice, since φ_i itself may exceed float32's range."""
-    at = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
-    there = at < size
-    total = tl.zeros((B,), tl.float32)
-    for split in range(splits):
-        total += tl.load(parts + (tl.zeros((B,), tl.int64) + split) * size + at, there, 0.0)
-    root = tl.load(roots + at // d, there, 0.0)
-    total = total * tl.abs(root) * root
-    if ADDED:
-        total += tl.load(out + at, there, 0.0)
-    tl.store(out + at, total, there)

@@ -51,6 +51,11 @@ def processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
 
 
+@cache
+def _capability(device: torch.device) -> int:
+    return torch.cuda.get_device_capability(device)[0]
+
+
 @dataclass(frozen=True)
 class Key:
     """What tiles depend on: rows (as a power of two), dimension, bytes per element of an operand, device."""
@@ -79,11 +84,15 @@ def power(n: int, least: int = 16) -> int:
 
 
 def tiles_for(rows: int, d: int, element: int, device: torch.device) -> Tiles:
-    """Return measured tiles, else those tuned on an H200 for d = 128, 256, 512 and 1024; other d take the next."""
+    """Return measured tiles, else those tuned on an H200 for d = 128, 256, 512, 768 and 1024, or the next of these.
+
+    GPUs before Hopper get smaller ones, with as many stages as their shared memory holds.
+    """
     measured = MEASURED.get(key_of(rows, d, element, device)) if MEASURED else None
     if measured is not None:
         return measured
     wide = power(d)
+    hopper = device.type != "cuda" or _capability(device) >= 9
     if element == 4:  # float32 operands take three products each, so tiles are half as large
         few = 64 if device.type == "cuda" else 32  # in the interpreter's tests few rows should give several tiles
         chosen = Tiles(
@@ -98,4 +107,12 @@ def tiles_for(rows: int, d: int, element: int, device: torch.device) -> Tiles:
             features=Tile(64 if few else 128, min(256, wide), 64, 4 if few or wide < 256 else 8, 4),
             weight=Tile(64, min(512, wide), 32, 8, 4),
         )
+        if -(-d // 256) * 256 < -(-d // 512) * 512 and d > 512:  # 512 columns would be half empty at the end
+            chosen = replace(chosen, weight=Tile(128, 256, 64, 8, 3))
+        if not hopper:  # results in registers: half the width; never measured
+            chosen = Tiles(
+                scores=Tile(64 if few else 128, 128, min(32, wide), 8, 3),
+                features=Tile(64, min(128, wide), 32, 4, 3),
+                weight=Tile(64, min(256, wide), 32, 8, 3),
+            )
     return Tiles(*(tile.fitting(element, device) for tile in (chosen.scores, chosen.features, chosen.weight)))

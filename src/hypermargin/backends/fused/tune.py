@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 import triton
 
-from hypermargin.backends.fused import kernels, launch
+from hypermargin.backends.fused import kernels, launch, sites
 from hypermargin.backends.fused.tiles import MEASURED, Key, Tile, Tiles, key_of, power, processors, tiles_for
 from hypermargin.files import write_text
 
@@ -64,6 +64,8 @@ def ensure_tuned(rows: int, d: int, operands: str, device: torch.device) -> None
             text = json.dumps({words: asdict(tiles) for words, tiles in kept.items()}, indent=1)
             write_text(cache_file(), text + "\n")
     MEASURED[key] = kept[name]
+    for known in (launch.step_of, sites.plan_of_kind):  # what was chosen before does not know them
+        known.cache_clear()
 
 
 def _read() -> dict[str, Tiles]:
