@@ -91,7 +91,8 @@ def margin_softmax(
     checks.loss_options(margin, rule, gradient, lam, label_smoothing, reduction)
     checks.combination(rule, unit_weight, centres, label_smoothing, mix is not None, layout.covers_all)
     plain = (
-        unit_features and unit_weight and centres == 1 and bias is None and mix is None and layout is WHOLE
+        unit_features and unit_weight and centres == 1 and bias is None and mix is None
+        and type(layout) is Layout  # a copy of a head has a copy of WHOLE
         and type(rule) is type(SOFTMAX) and not label_smoothing and len(row_terms) == 0
         and isinstance(features, Tensor) and isinstance(labels, Tensor)
         and not torch._C._are_functorch_transforms_active()

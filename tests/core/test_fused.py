@@ -681,6 +681,13 @@ def plain_calls():
     yield hm.margins.AdaFace(), {"scale": 20.0}
 
 
+def test_a_copy_of_a_head_takes_the_same_way():
+    x, _, y = example()
+    head = hm.MarginHead(24, 520, ArcFace(), scale=64.0, device=DEVICE, backend=Triton(), check=False)
+    found = [torch.autograd.grad(each(x, y), each.weight)[0] for each in (head, copy.deepcopy(head))]
+    assert torch.equal(*found)
+
+
 def test_plain_heads_against_float64():
     x, W, y = example()
     y[3], y[5] = -100, 7
