@@ -233,7 +233,13 @@ def test_sampled_adamw_is_adamw_where_every_row_has_a_gradient(betas):
     state = torch.optim.AdamW([runs[0][2]], amsgrad=True).state_dict()
     with pytest.raises(ValueError, match="SampledAdamW knows neither amsgrad nor maximize"):
         hm.SampledAdamW([runs[0][2]]).load_state_dict(state)
-    for wrong in ({"betas": (1.0, 0.9)}, {"betas": (0.9, -0.1)}, {"lr": -1.0}, {"weight_decay": -1.0}, {"eps": -1.0}):
+    for wrong in (
+        {"betas": (1.0, 0.9)},
+        {"betas": (0.9, -0.1)},
+        {"lr": -1.0},
+        {"weight_decay": -1.0},
+        {"eps": -1.0},
+    ):
         with pytest.raises(ValueError, match=rf"{next(iter(wrong))} must lie in \[0, "):
             hm.SampledAdamW([torch.ones(2)], **wrong)
 

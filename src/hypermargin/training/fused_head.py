@@ -45,8 +45,6 @@ def _why_not(config: Config, head: MarginHead, device: torch.device, world: int)
         return f"is part of the backend triton, and set has backend = {backend!r}. Leave one of them out"
     if reason := why_not(device):
         return f"is part of the backend triton, which cannot run on device = {device}: {reason}"
-    if not head.settings.rule.is_softmax:
-        return f"is part of the backend triton, whose kernels know softmax's rule alone, and head = {config.head}"
     if isinstance(combined(head.schedules, training=True).penalty, Tensor):
         return (
             "sees the gradient of the loss alone, and schedule has a penalty on the class weights (alternate). "
