@@ -71,8 +71,8 @@ def check_head(saved: Checkpoint, head: nn.Module, config: Config) -> None:
     differs = _difference(weights, state)
     if differs:
         raise ValueError(
-            f"head = {config.head!r} with its set, schedule and settings (config.toml) does not fit the weights: "
-            f"{differs}"
+            f"head = {config.head!r} with its set, schedule, settings and sample_rate (config.toml) does not fit "
+            f"the weights: {differs}"
         )
 
 
