@@ -16,6 +16,8 @@ from hypermargin import checks
 if TYPE_CHECKING:
     from hypermargin.head import MarginHead
 
+BLOCK = 2**16  # numbers of a table that the CPU changes at a time
+
 
 class FusedSGD(torch.optim.Optimizer):
     """torch.optim.SGD for `head.weight`, applied by the fused backend as it computes the gradient.
@@ -157,18 +159,21 @@ class _Sampled(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            whole: list[Tensor] = []
-            for param in group["params"]:
-                if param.grad is None:
-                    continue
-                if param.grad.is_sparse:
-                    grad = param.grad.coalesce()
-                    self._change_rows(param, grad.indices()[0], grad.values(), group)
-                else:
-                    whole.append(param)
+            grads = {param: param.grad for param in group["params"] if param.grad is not None}
+            whole = {param: grad for param, grad in grads.items() if not grad.is_sparse}
             if whole:
-                self._change(whole, [p.grad for p in whole if p.grad is not None], group)
+                self._change([*whole], [*whole.values()], group)
+            for param, grad in grads.items():
+                if grad.is_sparse:
+                    found = grad.coalesce()
+                    self._change_some(param, found.indices()[0], found.values(), group)
         return loss
+
+    def _change_some(self, param: Tensor, rows: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
+        """Change these rows; on the CPU in blocks that stay in its cache, elsewhere at once."""
+        most = max(len(rows), 1) if param.device.type != "cpu" else max(BLOCK // max(grad[:1].numel(), 1), 1)
+        for some, its in zip(torch.split(rows, most), torch.split(grad, most), strict=True):
+            self._change_rows(param, some, its, group)
 
     def _change(self, params: list[Tensor], grads: list[Tensor], group: dict[str, Any]) -> None:
         raise NotImplementedError
@@ -262,28 +267,26 @@ class SampledAdamW(_Sampled):
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
     ) -> None:
-        checks.in_range("lr", lr, 0.0, float("inf"))
         for beta in betas:
             checks.in_range("betas", beta, 0.0, 1.0)
-        checks.in_range("eps", eps, 0.0, float("inf"))
-        checks.in_range("weight_decay", weight_decay, 0.0, float("inf"))
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        numbers = {"lr": lr, "eps": eps, "weight_decay": weight_decay}
+        for name, number in numbers.items():
+            checks.in_range(name, number, 0.0, math.inf)
+        super().__init__(params, {"betas": betas, **numbers})
 
     def _change(self, params: list[Tensor], grads: list[Tensor], group: dict[str, Any]) -> None:
-        whole: list[tuple[Tensor, Tensor]] = []
+        whole: dict[Tensor, Tensor] = {}
         for param, grad in zip(params, grads, strict=True):
             if self.state[param].setdefault("step", torch.zeros((), device="cpu")).dim():
-                self._change_rows(param, torch.arange(len(param), device=param.device), grad, group)
+                self._change_some(param, torch.arange(len(param), device=param.device), grad, group)
             else:
-                whole.append((param, grad))
+                whole[param] = grad
         if whole:
-            means, squares = ([self._table(p, name) for p, _ in whole] for name in ("exp_avg", "exp_avg_sq"))
-            counts = [self.state[p]["step"] for p, _ in whole]
+            means, squares = ([self._table(p, name) for p in whole] for name in ("exp_avg", "exp_avg_sq"))
+            counts = [self.state[p]["step"] for p in whole]
             (beta1, beta2), options = group["betas"], {key: group[key] for key in ("lr", "eps", "weight_decay")}
-            adamw(
-                [p for p, _ in whole], [g for _, g in whole], means, squares, [], counts,
-                amsgrad=False, maximize=False, beta1=beta1, beta2=beta2, **options,
-            )  # fmt: skip
+            options |= {"beta1": beta1, "beta2": beta2, "amsgrad": False, "maximize": False}
+            adamw([*whole], [*whole.values()], means, squares, [], counts, **options)
 
     def _change_rows(self, param: Tensor, rows: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
         (beta1, beta2), lr = group["betas"], group["lr"]

@@ -244,9 +244,10 @@ def test_sampled_adamw_is_adamw_where_every_row_has_a_gradient(betas):
             hm.SampledAdamW([torch.ones(2)], **wrong)
 
 
-@pytest.mark.parametrize("saved", [False, True])
-def test_sampled_adamw_gives_every_row_an_adamw_of_its_own(saved):
+@pytest.mark.parametrize(("saved", "block"), [(False, 9), (True, 2**16)])
+def test_sampled_adamw_gives_every_row_an_adamw_of_its_own(monkeypatch, saved, block):
     """Row by row by the formula, each with its own count of steps; rows without a gradient keep all to the bit."""
+    monkeypatch.setattr("hypermargin.optim.BLOCK", block)  # rows are changed two at a time, or all
     lr, (b1, b2), eps, decay = 0.05, (0.9, 0.99), 1e-8, 0.1
     start = numbers(6, 4)
     table = start.clone().requires_grad_()
