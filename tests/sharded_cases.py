@@ -510,9 +510,16 @@ def sampled_classes_do_not_depend_on_the_ranks(ranks):
 @case(1, 3)
 def sampled_training_moves_only_the_sample(ranks):
     sample = hm.PartialFC(0.4, seed=2)
-    one, many = pair(ranks, ArcFace(), 23, scale=8.0, bias=True, sample=sample)
-    settings = {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-2, "nesterov": True}
-    optimizers = [hm.SampledSGD(head.parameters(), **settings) for head in (one, many)]
+    for kind, state, settings in (
+        (hm.SampledSGD, ("momentum_buffer",), {"momentum": 0.9, "weight_decay": 1e-2, "nesterov": True}),
+        (hm.SampledAdamW, ("exp_avg", "exp_avg_sq", "step"), {"weight_decay": 0.1}),
+    ):
+        one, many = pair(ranks, ArcFace(), 23, scale=8.0, bias=True, sample=sample)
+        optimizers = [kind(head.parameters(), 0.1, **settings) for head in (one, many)]
+        train_on_samples(ranks, one, many, optimizers, state)
+
+
+def train_on_samples(ranks, one, many, optimizers, state):
     mine = ranks.classes(23)
     moved = []
     for step in range(4):
@@ -531,11 +538,9 @@ def sampled_training_moves_only_the_sample(ranks):
         assert one.weight.grad.coalesce().indices().shape[1] == max(9, len(y.unique()))
     close(many.weight, one.weight[mine], "weight")
     close(many.bias, one.bias[mine], "bias")
-    buffers = [
-        optimizer.state[head.weight]["momentum_buffer"]
-        for optimizer, head in zip(optimizers, (one, many), strict=True)
-    ]
-    close(buffers[1], buffers[0][mine], "momentum")
+    for name in state:
+        whole, own = (o.state[head.weight][name] for o, head in zip(optimizers, (one, many), strict=True))
+        close(own, whole[mine], name)
     if ranks.world == 1:
         assert len({tuple(rows) for rows in moved}) == 4
 

@@ -12,7 +12,7 @@ from hypermargin.backends import explain_backend, register_backend
 from hypermargin.family import create_head, list_heads
 from hypermargin.functional import margin_cross_entropy, margin_softmax
 from hypermargin.head import MarginHead
-from hypermargin.optim import FusedSGD, SampledSGD
+from hypermargin.optim import FusedSGD, SampledAdamW, SampledSGD
 from hypermargin.parallel import PartialFC, Shard
 from hypermargin.settings import HeadSettings
 from hypermargin.version import __version__ as __version__
@@ -40,6 +40,7 @@ __all__ = [
     "MarginHead",
     "MarginSoftmaxClassifier",
     "PartialFC",
+    "SampledAdamW",
     "SampledSGD",
     "Shard",
     "advise",

@@ -1,18 +1,22 @@
-"""Optimisers for class weights: one steps inside the backward, one changes only the classes sampled in a step."""
+"""Optimisers for class weights: one steps inside the backward, two change only the classes sampled in a step."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
 from hypermargin import checks
 
 if TYPE_CHECKING:
     from hypermargin.head import MarginHead
+
+BLOCK = 2**16  # numbers of a table that the CPU changes at a time
 
 
 class FusedSGD(torch.optim.Optimizer):
@@ -144,12 +148,61 @@ class FusedSGD(torch.optim.Optimizer):
         super().add_param_group(param_group)
 
 
-class SampledSGD(torch.optim.Optimizer):
+class _Sampled(torch.optim.Optimizer):
+    """An optimiser that touches only the rows a sparse gradient names, and works as torch's does on others."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Change the parameters that have a gradient; of a sparse one, the rows that it names."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            grads = {param: param.grad for param in group["params"] if param.grad is not None}
+            whole = {param: grad for param, grad in grads.items() if not grad.is_sparse}
+            if whole:
+                self._change([*whole], [*whole.values()], group)
+            for param, grad in grads.items():
+                if grad.is_sparse:
+                    found = grad.coalesce()
+                    self._change_some(param, found.indices()[0], found.values(), group)
+        return loss
+
+    def _change_some(self, param: Tensor, rows: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
+        """Change these rows; on the CPU in blocks that stay in its cache, elsewhere at once."""
+        most = max(len(rows), 1) if param.device.type != "cpu" else max(BLOCK // max(grad[:1].numel(), 1), 1)
+        for some, its in zip(torch.split(rows, most), torch.split(grad, most), strict=True):
+            self._change_rows(param, some, its, group)
+
+    def _change(self, params: list[Tensor], grads: list[Tensor], group: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    def _change_rows(self, param: Tensor, rows: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    def _table(self, param: Tensor, name: str) -> Tensor:
+        """Return an entry of the state of the parameter's shape, 0 at first."""
+        state = self.state[param]
+        if name not in state:
+            state[name] = torch.zeros_like(param, requires_grad=False)
+        found: Tensor = state[name]
+        return found
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a saved state, also that of torch's SGD or AdamW if it used no option that is not known here."""
+        _refuse_unknown(self, state_dict)
+        super().load_state_dict(state_dict)
+        lay_out(self)
+
+
+class SampledSGD(_Sampled):
     """torch.optim.SGD that touches only the rows a sparse gradient names, for heads with `sample=PartialFC(…)`.
 
-    A class that took no part in the step keeps its weight and momentum, and does not decay; otherwise such classes
-    would shrink, and drift by their old momentum. Parameters with an ordinary gradient are updated by torch's SGD,
-    so the network's parameters may be included. Gradients of several backward passes add up.
+    It sets v ← μv + (g + λw), w ← w − lr·v (nesterov: lr·(g + λw + μv)), on the rows that have a g. A class that
+    took no part in the step keeps its weight and momentum, and does not decay; otherwise such classes would shrink,
+    and drift by their old momentum. Parameters with an ordinary gradient are updated by torch's SGD, so the
+    network's parameters may be included. Gradients of several backward passes add up.
 
     torch's `clip_grad_norm_` refuses sparse gradients; `hypermargin.training.optim.clip_gradients` takes them.
     """
@@ -165,51 +218,107 @@ class SampledSGD(torch.optim.Optimizer):
     ) -> None:
         super().__init__(params, _settings(lr, momentum, weight_decay, nesterov))
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Set v ← μv + (g + λw), w ← w − lr·v (nesterov: lr·(g + λw + μv)), on the rows that have a g."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            params = [p for p in group["params"] if p.grad is not None]
-            self._change([p for p in params if not p.grad.is_sparse], group)
-            for param in params:
-                if param.grad.is_sparse:
-                    self._change_rows(param, group)
-        return loss
-
-    def _change(self, params: list[Tensor], group: dict[str, Any]) -> None:
+    def _change(self, params: list[Tensor], grads: list[Tensor], group: dict[str, Any]) -> None:
         options = {key: group[key] for key in ("lr", "momentum", "weight_decay", "nesterov")}
         momenta = [self.state[p].get("momentum_buffer") if group["momentum"] else None for p in params]
-        if params:
-            grads = [p.grad for p in params if p.grad is not None]
-            sgd(params, grads, momenta, **options, dampening=0.0, maximize=False)
+        sgd(params, grads, momenta, **options, dampening=0.0, maximize=False)
         for param, buffer in zip(params, momenta, strict=True):
             if buffer is not None:
                 self.state[param]["momentum_buffer"] = buffer
 
-    def _change_rows(self, param: Tensor, group: dict[str, Any]) -> None:
-        assert param.grad is not None
-        sparse = param.grad.coalesce()
-        rows, grad = sparse.indices()[0], sparse.values()
+    def _change_rows(self, param: Tensor, rows: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
         if group["weight_decay"]:
             grad = grad.add(param.index_select(0, rows), alpha=group["weight_decay"])
         if group["momentum"]:
-            state = self.state[param]
-            if "momentum_buffer" not in state:
-                state["momentum_buffer"] = torch.zeros_like(param, requires_grad=False)
-            moved = grad.add(state["momentum_buffer"].index_select(0, rows), alpha=group["momentum"])
-            state["momentum_buffer"].index_copy_(0, rows, moved)
+            momenta = self._table(param, "momentum_buffer")
+            moved = grad.add(momenta.index_select(0, rows), alpha=group["momentum"])
+            momenta.index_copy_(0, rows, moved)
             grad = grad.add(moved, alpha=group["momentum"]) if group["nesterov"] else moved
         param.index_add_(0, rows, grad, alpha=-group["lr"])
 
+
+class SampledAdamW(_Sampled):
+    """torch.optim.AdamW that touches only the rows a sparse gradient names, for heads with `sample=PartialFC(…)`.
+
+    Every row has an AdamW of its own, which makes a step when the row takes part. For such a row, with gradient g,
+
+        t ← t + 1      m ← β₁m + (1 − β₁)g      v ← β₂v + (1 − β₂)g²
+        w ← (1 − lr·λ)w − lr · m/(1 − β₁ᵗ) / (√(v/(1 − β₂ᵗ)) + ε)
+
+    A row that took no part keeps w, m, v and t to the bit: it does not decay, and its old moments neither move it
+    nor fade. t counts the row's own steps, since m and v are means over these: divided by 1 − βᵗ they are unbiased.
+    With the steps of all, a row drawn first at step 10,000 would find no correction left, and go
+    (1 − β₁)/√(1 − β₂) = 3.2 times as far as it should. Where all rows take part in every step, t is the same for
+    all and this is torch's AdamW.
+
+    Parameters with an ordinary gradient are updated by torch's AdamW, so the network's parameters may be included.
+    Gradients of several backward passes add up. In the state, "step" is t: one number for each row, or one for all
+    of a parameter that never had a sparse gradient; a saved state of torch's AdamW gives its t to every row.
+
+    torch's `clip_grad_norm_` refuses sparse gradients; `hypermargin.training.optim.clip_gradients` takes them.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        *,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+    ) -> None:
+        for beta in betas:
+            checks.in_range("betas", beta, 0.0, 1.0)
+        numbers = {"lr": lr, "eps": eps, "weight_decay": weight_decay}
+        for name, number in numbers.items():
+            checks.in_range(name, number, 0.0, math.inf)
+        super().__init__(params, {"betas": betas, **numbers})
+
+    def _change(self, params: list[Tensor], grads: list[Tensor], group: dict[str, Any]) -> None:
+        whole: dict[Tensor, Tensor] = {}
+        for param, grad in zip(params, grads, strict=True):
+            if self.state[param].setdefault("step", torch.zeros((), device="cpu")).dim():
+                self._change_some(param, torch.arange(len(param), device=param.device), grad, group)
+            else:
+                whole[param] = grad
+        if whole:
+            means, squares = ([self._table(p, name) for p in whole] for name in ("exp_avg", "exp_avg_sq"))
+            counts = [self.state[p]["step"] for p in whole]
+            (beta1, beta2), options = group["betas"], {key: group[key] for key in ("lr", "eps", "weight_decay")}
+            options |= {"beta1": beta1, "beta2": beta2, "amsgrad": False, "maximize": False}
+            adamw([*whole], [*whole.values()], means, squares, [], counts, **options)
+
+    def _change_rows(self, param: Tensor, rows: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
+        (beta1, beta2), lr = group["betas"], group["lr"]
+        means, squares = self._table(param, "exp_avg"), self._table(param, "exp_avg_sq")
+        steps = self._steps(param)
+        count = steps.index_select(0, rows) + 1
+        mean = means.index_select(0, rows).lerp_(grad, 1 - beta1)
+        square = squares.index_select(0, rows).mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+        for table, new in ((steps, count), (means, mean), (squares, square)):
+            table.index_copy_(0, rows, new)
+        count = count.to(torch.promote_types(param.dtype, torch.float32)).reshape(-1, *[1] * (param.dim() - 1))
+        # 1 − βᵗ to rounding, also where it is small.
+        first, second = (-torch.expm1(count * (math.log(b) if b else -math.inf)) for b in (beta1, beta2))
+        move = mean.div_(square.sqrt_().div_(second.sqrt_()).add_(group["eps"])).div_(first)
+        kept = param.index_select(0, rows).mul_(1 - lr * group["weight_decay"])
+        param.index_copy_(0, rows, kept.sub_(move, alpha=lr))
+
+    def _steps(self, param: Tensor) -> Tensor:
+        """Return how many steps each row has made."""
+        state = self.state[param]
+        found: Tensor = state.get("step", torch.zeros(()))
+        if not found.dim():
+            found = state["step"] = found.to(param.device).expand(len(param)).clone()
+        return found
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a saved state, also one of torch.optim.SGD if it used neither dampening nor maximize."""
-        _refuse_unknown(self, state_dict)
+        """Load a saved state, also one of torch.optim.AdamW if it used neither amsgrad nor maximize."""
         super().load_state_dict(state_dict)
-        lay_out(self)
+        for param, state in self.state.items():
+            if "step" in state:  # torch leaves it where it was; its own AdamW reads a single number on the CPU
+                count = torch.as_tensor(state["step"], dtype=torch.float32)
+                state["step"] = count.to(param.device if count.dim() else "cpu", copy=True)
 
 
 @torch.no_grad()
@@ -238,7 +347,8 @@ def _settings(lr: float, momentum: float, weight_decay: float, nesterov: bool) -
 
 
 def _refuse_unknown(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
-    for group in state_dict["param_groups"]:
-        if group.get("dampening") or group.get("maximize"):
-            name = type(optimizer).__name__
-            raise ValueError(f"{name} knows neither dampening nor maximize, with which this state was made.")
+    """Raise where a state was made with an option that would be lost."""
+    unknown = ("amsgrad" if isinstance(optimizer, SampledAdamW) else "dampening", "maximize")
+    if any(group.get(option) for group in state_dict["param_groups"] for option in unknown):
+        name = type(optimizer).__name__
+        raise ValueError(f"{name} knows neither {unknown[0]} nor {unknown[1]}, with which this state was made.")

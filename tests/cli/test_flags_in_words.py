@@ -49,7 +49,7 @@ def test_every_parameter_of_every_command(command):
         ("embed", "load with trust=True, or not", "load with --trust, or not"),
         ("export", "path must end in .onnx", "--out must end in .onnx"),
         ("verify", "threshold and far both decide", "--threshold and --far both decide"),
-        ("train", "sample_rate = 0.5 needs optimizer = sgd", "--sample-rate = 0.5 needs --optimizer = sgd"),
+        ("train", "sample_rate = 0.5 needs accumulate = 1", "--sample-rate = 0.5 needs --accumulate = 1"),
         ("compare", "heads must differ", "--head must differ"),
         ("train", "--set takes name=value, like m=0.4; got", "--set takes name=value, like m=0.4; got"),
         ("train", "pairs: there is no file x.bin", "--verify: there is no file x.bin"),

@@ -222,6 +222,45 @@ def test_recorded_steps():
     assert "at step 1 " in words, words
 
 
+def test_optimisers_for_many_classes():
+    """FusedSGD equals SGD, both kinds for sampled classes learn, and all resume to the bit; said what each does."""
+    base = {"dim": 16, "epochs": 6, "batch": 40, "tensorboard": False, "augment": "flip", "ema": 0.5, "clip": 0.0}
+    base |= {"device": "cuda", "deterministic": True, "checkpoint": 3}
+    step = Trainer._train_step
+
+    def stopped(self, *batches):
+        if self.step == 13:
+            raise Interrupted
+        return step(self, *batches)
+
+    heads = {}
+    for name, settings in {
+        "sgd": {"optimizer": "sgd", "lr": 0.05},
+        "fused": {"optimizer": "sgd", "lr": 0.05, "head_optimizer": "fused-sgd"},
+        "fused beside adamw": {"lr": 0.01, "head_optimizer": "fused-sgd", "precision": "bfloat16", "clip": 5.0},
+        "sampled adamw": {"lr": 0.01, "sample_rate": 0.5, "clip": 5.0, "accumulate": 2},
+        "sampled sgd": {"optimizer": "sgd", "lr": 0.05, "sample_rate": 0.5, "precision": "bfloat16"},
+    }.items():
+        with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as two:
+            config = Config(**{**base, **settings})
+            result = train(config, one, data=blobs(), quiet=True)
+            assert result.metrics["test"]["accuracy"] > 0.9, (name, result)
+            Trainer._train_step = stopped
+            try:
+                train(config, two, data=blobs(), quiet=True)
+                raise AssertionError("it was not stopped")
+            except Interrupted:
+                pass
+            finally:
+                Trainer._train_step = step
+            train(config, two, resume=True, data=blobs(), quiet=True)
+            a, b = hm.load(one, "last"), hm.load(two, "last")
+            for key, value in {**a.network.state_dict(), "head": a.head.weight}.items():
+                assert torch.equal(value, {**b.network.state_dict(), "head": b.head.weight}[key]), (name, key)
+            heads[name] = a.head.weight
+    assert relative(heads["fused"], heads["sgd"]) < 0.02
+
+
 # Evaluation
 
 

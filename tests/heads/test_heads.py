@@ -571,6 +571,47 @@ def test_sampling_knows_the_new_classes():
     assert [part.classes for part in heads.split(head, 4)] == [7, 7, 7, 5]
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant")
+@pytest.mark.parametrize("change", ["remove", "merge", "add"])
+def test_every_class_keeps_its_count_of_steps(change, tmp_path):
+    """SampledAdamW's moments and steps move along, new classes begin at 0, and a file brings them back."""
+    torch.manual_seed(0)
+    head = MarginHead(D, C, CosFace(), scale=8.0, bias=True, sample=hm.PartialFC(0.3))
+    optimizer = hm.SampledAdamW(head.parameters(), lr=0.1)
+    for k in range(4):
+        steps(head, optimizer, 1, classes=2 + k)
+    old = {name: state_of(optimizer, getattr(head, name)) for name in ("weight", "bias")}
+    assert len(set(old["weight"]["step"].tolist())) > 1
+    ids = {
+        "remove": lambda: heads.remove_classes(head, [4], optimizer=optimizer),
+        "merge": lambda: heads.merge_classes(head, [[6, 1]], optimizer=optimizer),
+        "add": lambda: heads.add_classes(head, 2, seed=0, optimizer=optimizer),
+    }[change]()
+    alone = torch.tensor([k for k in range(C) if ids[k] >= 0 and (ids == ids[k]).sum() == 1])
+    for name, before in old.items():
+        after = optimizer.state[getattr(head, name)]
+        assert {key: value.shape[0] for key, value in after.items()} == dict.fromkeys(before, head.classes)
+        for key, value in before.items():
+            assert torch.equal(after[key][ids[alone]], value[alone])
+            if change == "merge":
+                torch.testing.assert_close(after[key][1], (value[1] + value[6]) / 2)
+            if change == "add":
+                assert not after[key][C:].any()
+    heads.write(heads.weights_of(head, optimizer), tmp_path / "head.safetensors")
+    found = heads.read(tmp_path / "head.safetensors")
+    assert found.state["optimizer.weight.step"].shape == (head.classes,)
+    twin = heads.head_from(found, "cosface", sample=hm.PartialFC(0.3))
+    fresh = hm.SampledAdamW(twin.parameters(), lr=0.1)
+    heads.restore_optimizer(fresh, twin, found)
+    for each, its in ((head, optimizer), (twin, fresh)):
+        steps(each, its, 2)
+    assert same(rows(head), rows(twin))
+    wrong = dataclasses.replace(found, state=dict(found.state), rest=dict(found.rest))
+    wrong.rest["optimizer.weight.step"] = wrong.state.pop("optimizer.weight.step")[1:]
+    with pytest.raises(ValueError, match=r"optimizer.weight.step has shape \("):
+        heads.restore_optimizer(fresh, twin, wrong)
+
+
 def test_slices_of_a_sharded_head_join(tmp_path):
     """Files as its ranks save them; they say what they hold, so names and order do not matter."""
     whole_state = create_head("arcface", D, 10).state_dict()

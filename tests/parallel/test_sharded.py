@@ -4,6 +4,7 @@ Partial FC's laws that need no second process, and what is said without a proces
 """
 
 import copy
+import io
 import math
 import multiprocessing
 import time
@@ -196,6 +197,105 @@ def test_sampled_gradients_of_two_passes_and_with_a_scaler():
     assert 8 < touched.sum() <= 16
     torch.testing.assert_close(head.weight[touched], (before - 0.1 * (grad + 0.01 * before))[touched])
     assert torch.equal(head.weight[~touched], before[~touched])
+
+
+@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.0, 0.5)])
+def test_sampled_adamw_is_adamw_where_every_row_has_a_gradient(betas):
+    """To rounding with sparse gradients, with others too; with groups, a scheduler, and saved midway."""
+
+    def made(kind, table):
+        first, second = table.clone().requires_grad_(), numbers(3, seed=5).requires_grad_()
+        groups = [{"params": [first], "name": "table"}, {"params": [second], "lr": 0.3, "weight_decay": 0.0}]
+        optimizer = kind(groups, lr=0.1, betas=betas, weight_decay=0.2, eps=1e-3)
+        return optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5), first, second
+
+    kinds = (hm.SampledAdamW, hm.SampledAdamW, torch.optim.AdamW)
+    runs = [made(kind, numbers(5, 3)) for kind in kinds]
+    for step in range(6):
+        g, h = numbers(5, 3, seed=step), numbers(3, seed=step + 100)
+        sparse = torch.sparse_coo_tensor(torch.tensor([[4, 2, 0, 1, 3]]), g[[4, 2, 0, 1, 3]], (5, 3))
+        for (optimizer, scheduler, first, second), by_first in zip(runs, (sparse, g, g), strict=True):
+            first.grad, second.grad = by_first, h
+            optimizer.step()
+            scheduler.step()
+        if step == 2:  # AdamW's own state does as well, and gradients that were sparse may become others
+            for number, saved in ((1, 0), (0, 2)):
+                state = copy.deepcopy(runs[saved][0].state_dict())
+                again = made(kinds[number], runs[number][2].detach())
+                again[3].data.copy_(runs[number][3].data)
+                again[0].load_state_dict(state)
+                again[1].load_state_dict(runs[number][1].state_dict())
+                runs[number] = again
+    assert runs[0][0].state[runs[0][2]]["step"].tolist() == [6.0] * 5
+    for _, _, first, second in runs[:2]:
+        torch.testing.assert_close(first, runs[2][2], rtol=1e-13, atol=1e-13)
+        torch.testing.assert_close(second, runs[2][3], rtol=1e-13, atol=1e-13)
+    state = torch.optim.AdamW([runs[0][2]], amsgrad=True).state_dict()
+    with pytest.raises(ValueError, match="SampledAdamW knows neither amsgrad nor maximize"):
+        hm.SampledAdamW([runs[0][2]]).load_state_dict(state)
+    for wrong in (
+        {"betas": (1.0, 0.9)},
+        {"betas": (0.9, -0.1)},
+        {"lr": -1.0},
+        {"weight_decay": -1.0},
+        {"eps": -1.0},
+    ):
+        with pytest.raises(ValueError, match=rf"{next(iter(wrong))} must lie in \[0, "):
+            hm.SampledAdamW([torch.ones(2)], **wrong)
+
+
+@pytest.mark.parametrize(("saved", "block"), [(False, 9), (True, 2**16)])
+def test_sampled_adamw_gives_every_row_an_adamw_of_its_own(monkeypatch, saved, block):
+    """Row by row by the formula, each with its own count of steps; rows without a gradient keep all to the bit."""
+    monkeypatch.setattr("hypermargin.optim.BLOCK", block)  # rows are changed two at a time, or all
+    lr, (b1, b2), eps, decay = 0.05, (0.9, 0.99), 1e-8, 0.1
+    start = numbers(6, 4)
+    table = start.clone().requires_grad_()
+    bias = numbers(6, seed=3).requires_grad_()
+
+    def made():
+        return hm.SampledAdamW([table, bias], lr, betas=(b1, b2), eps=eps, weight_decay=decay)
+
+    optimizer = made()
+    right = [[row.clone(), torch.zeros(4), torch.zeros(4), 0] for row in start]
+    for step, named in enumerate([[0, 2], [2, 5], [2], [], [0, 1, 2, 3, 5], [5]]):
+        g = numbers(len(named), 4, seed=step + 10)
+        before = copy.deepcopy((table.detach(), optimizer.state.get(table, {})))
+        table.grad = torch.sparse_coo_tensor(torch.tensor([named]), g, (6, 4))
+        bias.grad = torch.sparse_coo_tensor(torch.tensor([named]), g[:, 0], (6,))
+        optimizer.step()
+        for row, grad in zip(named, g, strict=True):
+            w, m, v, t = right[row]
+            t, m, v = t + 1, b1 * m + (1 - b1) * grad, b2 * v + (1 - b2) * grad**2
+            w = (1 - lr * decay) * w - lr * (m / (1 - b1**t)) / ((v / (1 - b2**t)).sqrt() + eps)
+            right[row] = [w, m, v, t]
+        others = [row for row in range(6) if row not in named]
+        assert torch.equal(table[others], before[0][others])
+        for name, value in before[1].items():
+            assert torch.equal(optimizer.state[table][name][others], value[others])
+        if saved and step == 2:
+            state = io.BytesIO()
+            torch.save(optimizer.state_dict(), state)
+            state.seek(0)
+            optimizer = made()
+            optimizer.load_state_dict(torch.load(state, weights_only=True))
+    torch.testing.assert_close(table, torch.stack([row[0] for row in right]), rtol=1e-13, atol=1e-13)
+    assert optimizer.state[table]["step"].tolist() == [2.0, 1.0, 4.0, 1.0, 0.0, 3.0]
+    assert optimizer.state[bias]["step"].tolist() == [2.0, 1.0, 4.0, 1.0, 0.0, 3.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sampled_adamw_of_a_rows_first_step_at_any_time(dtype):
+    """Whenever a row takes part for the first time, it moves by lr, as Adam's first step does."""
+    table = torch.nn.Parameter(torch.ones(3, 2, dtype=dtype))
+    optimizer = hm.SampledAdamW([table], 0.25, weight_decay=0.0)
+    for _ in range(50):
+        table.grad = torch.sparse_coo_tensor(torch.tensor([[0]]), torch.ones(1, 2, dtype=dtype), (3, 2))
+        optimizer.step()
+    table.grad = torch.sparse_coo_tensor(torch.tensor([[1]]), torch.full((1, 2), 1e-3, dtype=dtype), (3, 2))
+    optimizer.step()
+    torch.testing.assert_close(table[1].float(), torch.full((2,), 0.75), rtol=1e-4, atol=0.0)
+    assert table[2].tolist() == [1.0, 1.0]
 
 
 def test_an_m_of_three_numbers_for_three_classes_is_one_m():

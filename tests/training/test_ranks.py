@@ -33,6 +33,7 @@ from hypermargin.training.run import read_split
 RUNS = {
     "arcface adamw averaged": {"head": "arcface", "ema": 0.9},
     "normface learned sgd accumulated": {"head": "normface", "optimizer": "sgd", "accumulate": 2, "clip": 0.5},
+    "partial fc adamw": {"head": "cosface", "sample_rate": 0.5, "clip": 0.5, "set": {"bias": True}},
     "partial fc": {"head": "arcface", "optimizer": "sgd", "lr": 0.02, "sample_rate": 0.5},
     "softmax": {"head": "softmax", "set": {"bias": True}, "split": "sample"},
     "cosface learned m": {"head": "cosface", "set": {"learn_margin": True}},
@@ -545,7 +546,7 @@ def test_the_command_asks_for_a_folder(run, monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"sample_rate": 0.5}, "sample_rate = 0.5 needs optimizer = sgd"),
+        ({"sample_rate": 0.0}, r"sample_rate must lie in \(0, 1\]"),
         ({"sample_rate": 2.0}, r"sample_rate must lie in \(0, 1\]"),
         ({"timeout": 0.0}, "timeout must be"),
     ],

@@ -32,6 +32,7 @@ RUNS = {
     "a-softmax sgd": {"head": "a-softmax", "optimizer": "sgd", "lr": 0.02, "momentum": 0.9, "lr_schedule": "step"},
     "cosface warmup": {"head": "cosface", "schedule": ["warmup:steps=9,shape=cosine"], "accumulate": 3},
     "normface learned": {"head": "normface", "sampling": "balanced", "lr_schedule": "polynomial"},
+    "partial fc": {"head": "arcface", "sample_rate": 0.4, "accumulate": 2, "clip": 0.1},
     "read by workers": {"head": "am-softmax", "memory": 0.0, "workers": 2, "epochs": 2},
     "arcface adacos": {"head": "arcface", "set": {"scale": "adacos-dynamic"}, "sampling": "identities"},
 }

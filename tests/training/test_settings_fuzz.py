@@ -209,7 +209,7 @@ class _Loose(Config):
         ({"model_set": {}}, "with model_set = {} (config.toml), for shape = [1, 6, 6] (run.json), does not fit"),
         ({"model_set": {"widths": [2**20, 2**20, 2**20]}}, "the settings ask for 1.weight of shape (1048576, 36)"),
         ({"model": "none"}, "model_set: model 'none' has no options; got 'widths'"),
-        ({"head": "softmax", "set": {}}, "head = 'softmax' with its set, schedule and settings (config.toml)"),
+        ({"head": "softmax", "set": {}}, "head = 'softmax' with its set, schedule, settings and sample_rate"),
         ({"set": {"centres": 3}}, "classes (run.json) lists 4 with centres = 3 each (set)"),
         ({"ema": 0.0}, None),
     ],

@@ -36,8 +36,8 @@ def add_classes(
     - m: theirs, where margins go by class: one for all of them, or one each; default the margin's own
     - seed: for random rows; None draws from torch's generator
 
-    Bias and optimiser state begin at 0. Adam's count of steps is one for all rows, so a new row's first steps are
-    longer, up to (1 − β1)/√(1 − β2) times: 3 with its defaults.
+    Bias and optimiser state begin at 0. Adam's count of steps is one for all rows (but in SampledAdamW), so a new
+    row's first steps are longer, up to (1 − β1)/√(1 − β2) times: 3 with its defaults.
     """
     classes, dim = by_class(target)["weight"].shape
     if embeddings is None and labels is None:

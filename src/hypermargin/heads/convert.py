@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hypermargin import checks
-from hypermargin.common.optimizer_state import PER_ELEMENT
+from hypermargin.common.optimizer_state import PER_ELEMENT, PER_ROW, goes_by_row
 from hypermargin.family import FAMILY, create_head
 from hypermargin.head import MarginHead
 from hypermargin.heads.weights import Weights, by_class, refuse_centres
@@ -62,7 +62,7 @@ def goes_by_class(optimizer: Optimizer, key: str, value: object, parameter: Tens
     """Tell whether an entry of an optimiser's state has one number for each of the parameter's, or one for all."""
     if not isinstance(value, Tensor) or value.dim() == 0:
         return False
-    if key in PER_ELEMENT and value.shape == parameter.shape:
+    if goes_by_row(key, value, parameter):
         return True
     raise ValueError(
         f"optimizer: the state {key!r} of {type(optimizer).__name__} does not go by class. Do it without "
@@ -138,14 +138,15 @@ def restore_optimizer(optimizer: Optimizer | Sequence[Optimizer], head: MarginHe
         parameter = parameters.get(owner)
         if parameter is None or id(parameter) not in holders:
             raise ValueError(f"weights hold {name}, but optimizer does not hold head.{owner}.")
-        if key in PER_ELEMENT and tensor.shape != parameter.shape:
+        by_row = key in PER_ELEMENT or (key in PER_ROW and tensor.dim() > 0)
+        if by_row and not goes_by_row(key, tensor, parameter):
             raise ValueError(
                 f"{name} has shape {tuple(tensor.shape)}, head.{owner} {tuple(parameter.shape)}. Are the weights "
                 "those of this head?"
             )
         holder, group = holders[id(parameter)]
         # Adam counts its steps on the CPU, unless it does everything on the GPU.
-        beside = key in PER_ELEMENT or group.get("capturable") or group.get("fused")
+        beside = by_row or group.get("capturable") or group.get("fused")
         new.append((holder, parameter, key, tensor.to(parameter.device if beside else "cpu", copy=True)))
     for holder, parameter, _, _ in new:
         holder.state[parameter] = {}

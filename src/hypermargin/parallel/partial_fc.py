@@ -42,8 +42,8 @@ class PartialFC:
       rates a few rivals with large weights add noise.
     - seed: the classes of a step depend on it and on the number of the step
 
-    Gradients are sparse: they hold only the rows that took part, and `SampledSGD` leaves the others unchanged. DDP
-    does not reduce sparse gradients, so with several processes use `shard=Shard()`.
+    Gradients are sparse: they hold only the rows that took part, and `SampledSGD` and `SampledAdamW` leave the
+    others unchanged. DDP does not reduce sparse gradients, so with several processes use `shard=Shard()`.
     """
 
     rate: float

@@ -58,6 +58,8 @@ def resolve(config: Config, data: Data, network: nn.Module | None = None, *, sha
         "threads": None if sharded else torch.get_num_threads(),
         "workers": min(8, cores()),
     }
+    if adamw and config.head_optimizer == "fused-sgd":  # AdamW's numbers are not for SGD
+        decided |= {"head_lr": 0.1, "head_weight_decay": 5e-4}
     decided = {name: value for name, value in decided.items() if getattr(config, name) is None}
     device = find_device(config.device)
     decided["device"] = str(device)

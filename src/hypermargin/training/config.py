@@ -21,7 +21,7 @@ from hypermargin.data.sampling import SAMPLINGS
 from hypermargin.data.split import WAYS
 from hypermargin.training import paths
 from hypermargin.training.head_settings import check_overrides, read_schedules
-from hypermargin.training.optim import OPTIMIZERS, RATES
+from hypermargin.training.optim import HEAD_OPTIMIZERS, OPTIMIZERS, RATES
 from hypermargin.training.values import MOST_SIDE, checked, kinds_of, setting
 
 MANY = 10**6  # of epochs, steps, samples in a batch: more is a slip
@@ -106,7 +106,7 @@ class Config:
         free=True,
     )
     sample_rate: float = setting(
-        1.0, "share of the classes in a step (Partial FC); below 1 it needs sgd", check=_check_sample_rate
+        1.0, "share of the classes in a step (Partial FC); the others stay as they are", check=_check_sample_rate
     )
     # optimisation
     epochs: int | None = setting(
@@ -123,17 +123,25 @@ class Config:
     )
     accumulate: int = setting(1, "batches per optimiser step", low=1, high=MANY)
     optimizer: str = setting("adamw", "adamw or sgd", choices=OPTIMIZERS)
+    head_optimizer: str | None = setting(
+        None,
+        "fused-sgd: SGD for the class weights within the backward, without their gradient (triton on a GPU, one "
+        "process, no accumulate, no float16); default as optimizer",
+        choices=HEAD_OPTIMIZERS,
+    )
     lr: float | None = setting(
         None, "learning rate; default 0.002 (adamw), 0.1 (sgd)", low=0, high=MUCH, above=True
     )
-    head_lr: float | None = setting(None, "learning rate of the head; default lr", low=0, high=MUCH, above=True)
+    head_lr: float | None = setting(
+        None, "learning rate of the head; default lr (fused-sgd beside adamw: 0.1)", low=0, high=MUCH, above=True
+    )
     weight_decay: float | None = setting(
         None, "default 0.05 (adamw; 3 if features have free length), 5e-4 (sgd)", low=0, high=MUCH
     )
     head_weight_decay: float | None = setting(
-        None, "weight decay of the head; default weight_decay", low=0, high=MUCH
+        None, "weight decay of the head; default weight_decay (fused-sgd beside adamw: 5e-4)", low=0, high=MUCH
     )
-    momentum: float = setting(0.9, "of sgd", low=0, high=1.0)
+    momentum: float = setting(0.9, "of sgd and fused-sgd", low=0, high=1.0)
     lr_schedule: str = setting("cosine", "how the rate falls", choices=RATES)
     lr_warmup: float | None = setting(
         None, "epochs of linear warm-up; default 0.5, or a fortieth of many epochs", low=0, high=1e6
@@ -148,7 +156,9 @@ class Config:
     )
     lr_gamma: float = setting(0.1, "factor of a step", low=0, high=1.0)
     lr_floor: float = setting(0.0, "least rate, as a share of lr", low=0, high=1.0)
-    clip: float = setting(5.0, "largest gradient norm; 0: no clipping", low=0, high=1e12)
+    clip: float = setting(
+        5.0, "largest gradient norm (fused-sgd: without the class weights); 0: no clipping", low=0, high=1e12
+    )
     ema: float = setting(0.0, "decay of averaged weights, e.g. 0.999; 0: none", low=0, high=1.0)
     precision: str = setting("float32", "of network and head", choices=("float32", "bfloat16", "float16"))
     compile: bool = setting(False, "torch.compile the network")
@@ -185,11 +195,6 @@ class Config:
         for field in dataclasses.fields(self):
             value = checked(field.name, getattr(self, field.name), HINTS[field.name], field.metadata)
             object.__setattr__(self, field.name, value)
-        if self.sample_rate < 1 and self.optimizer != "sgd":
-            raise ValueError(
-                f"sample_rate = {self.sample_rate:g} needs optimizer = sgd, which leaves the classes that take no "
-                f"part in a step alone; got {self.optimizer}."
-            )
         check_overrides(self.head, self.set)
 
     def to_toml(self) -> str:

@@ -46,7 +46,7 @@ def write(folder: Path, tensors: dict[str, Tensor], slices: Slices) -> None:
         save(
             {
                 # On the CPU: torch copies from the current device, which need not be the tensor's.
-                name: _distributed(t.detach(), slices) if name in slices.names else t.detach().cpu()
+                name: _distributed(t.detach(), slices) if slices.cuts(name, t.dim()) else t.detach().cpu()
                 for name, t in tensors.items()
             },
             storage_writer=FileSystemWriter(folder),
@@ -61,7 +61,7 @@ def read(folder: Path, slices: Slices | None = None) -> dict[str, Tensor]:
     for name, about in reader.read_metadata().state_dict_metadata.items():
         assert isinstance(about, TensorStorageMetadata)
         size, dtype = list(about.size), about.properties.dtype
-        if slices is not None and name in slices.names:
+        if slices is not None and slices.cuts(name, len(size)):
             if size[0] != slices.classes:
                 raise ValueError(f"{name} in {folder} has {size[0]} classes; the head has {slices.classes}.")
             size[0] = slices.stop - slices.start

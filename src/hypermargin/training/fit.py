@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hypermargin.common.optimizer_state import goes_by_row
 from hypermargin.training.checkpoint import Checkpoint
 from hypermargin.training.config import Config
 from hypermargin.training.models import create_model
@@ -70,8 +71,8 @@ def check_head(saved: Checkpoint, head: nn.Module, config: Config) -> None:
     differs = _difference(weights, state)
     if differs:
         raise ValueError(
-            f"head = {config.head!r} with its set, schedule and settings (config.toml) does not fit the weights: "
-            f"{differs}"
+            f"head = {config.head!r} with its set, schedule, settings and sample_rate (config.toml) does not fit "
+            f"the weights: {differs}"
         )
 
 
@@ -91,7 +92,9 @@ def check_optimizer(saved: Checkpoint, optimizer: torch.optim.Optimizer, config:
         for numbers, parameters in zip(groups, own, strict=True):
             for number, parameter in zip(numbers, parameters, strict=True):
                 for name, tensor in state.get(number, {}).items():
-                    if isinstance(tensor, Tensor) and tensor.dim() and tensor.shape != parameter.shape:
+                    if not isinstance(tensor, Tensor) or not tensor.dim():
+                        continue
+                    if tensor.shape != parameter.shape and not goes_by_row(name, tensor, parameter):
                         raise ValueError(
                             f"{what}: its {name} {number} has shape {tuple(tensor.shape)}, the parameter "
                             f"{tuple(parameter.shape)}"

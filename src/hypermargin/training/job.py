@@ -348,6 +348,9 @@ def _describe(trainer: Trainer, advised: bool, budget: str, tell: Say) -> None:
     if budget:
         tell(budget)
     tell(f"head by {trainer.learner.backend(trainer.ranks.world)}")
+    if head.fused_optimizer is not None:
+        clipped = f"; clip = {config.clip:g} is for all other gradients together" if config.clip else ""
+        tell(f"class weights: changed within the backward by FusedSGD{clipped}")
     if trainer.device.type == "cuda":
         one_by_one = f"launched kernel by kernel: {trainer.why_eager}"
         tell(f"steps: {one_by_one if trainer.why_eager else 'replayed as a CUDA graph'}")

@@ -17,6 +17,7 @@ from hypermargin.schedule import Schedule
 from hypermargin.training import watch
 from hypermargin.training.budget import Budget
 from hypermargin.training.config import Config
+from hypermargin.training.fused_head import check_fused
 from hypermargin.training.optim import EMA, clip_gradients, create_optimizer, set_rate
 from hypermargin.training.ranks import Ranks, sync_batch_norm
 
@@ -55,6 +56,8 @@ class Learner:
         self.forward_together: Callable[[Tensor], Tensor] = self.forward
         if self.together is not network:
             self.forward_together = torch.compile(self.together) if config.compile else self.together
+        if config.head_optimizer == "fused-sgd":
+            check_fused(config, self.head, self.device, ranks.world)
         assert config.lr is not None
         assert config.weight_decay is not None
         self.optimizer = create_optimizer(
@@ -66,6 +69,7 @@ class Learner:
             weight_decay=config.weight_decay,
             head_weight_decay=config.head_weight_decay,
             momentum=config.momentum,
+            head_optimizer=config.head_optimizer,
             sampled=config.sample_rate < 1,
             half=config.precision == "float16",
         )
@@ -169,5 +173,6 @@ class Learner:
         config, settings = self.config, self.head.settings
         classes = max(1, round(self.head.classes * settings.centres * config.sample_rate))
         rows = -(-Budget.of(config).batch // world)
+        backend = settings.backend if self.head.fused_optimizer is None else "triton"
         with self.autocast():
-            return explain_backend(rows, classes, settings.backend, self.device, config.dim, world)
+            return explain_backend(rows, classes, backend, self.device, config.dim, world)

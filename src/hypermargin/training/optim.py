@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from hypermargin import checks
 from hypermargin.head import MarginHead
 from hypermargin.layout import Layout
-from hypermargin.optim import SampledSGD, lay_out
+from hypermargin.optim import FusedSGD, SampledAdamW, SampledSGD, lay_out
+from hypermargin.training.fused_head import WithFusedHead
 
 RATES = ("constant", "cosine", "polynomial", "step")
 OPTIMIZERS = ("adamw", "sgd")
+HEAD_OPTIMIZERS = ("fused-sgd",)
 
 
 def rate(
@@ -77,6 +79,7 @@ def create_optimizer(
     head_weight_decay: float | None = None,
     momentum: float = 0.9,
     nesterov: bool = False,
+    head_optimizer: str | None = None,
     sampled: bool = False,
     half: bool = False,
 ) -> torch.optim.Optimizer:
@@ -88,8 +91,9 @@ def create_optimizer(
         head vectors       head_lr, no decay: bias, learned s, learned m
 
     Frozen parameters are left out, and a parameter of both model and head is the head's. Each group has its
-    "name" and its "base_lr" for `set_rate`. momentum and nesterov are SGD's. `sampled`: SampledSGD, for a head
-    of which only some classes take part in a step. `half`: a GradScaler may leave steps out, which torch's fused
+    "name" and its "base_lr" for `set_rate`. momentum and nesterov are SGD's. `head_optimizer` = "fused-sgd":
+    the head's weight is FusedSGD's, all else as before. `sampled`: SampledSGD or SampledAdamW, for a head of which
+    only some classes take part in a step. `half`: a GradScaler may leave steps out, which torch's fused
     optimisers do not bear (SGD begins with memory as it was, AdamW with a scaler of several ranks fails).
     A state that is loaded takes the parameters' layout in memory.
     """
@@ -119,7 +123,19 @@ def create_optimizer(
     if not chosen:
         raise ValueError("there is nothing to train: model and head have no parameter with requires_grad=True.")
     if sampled:
+        if name == "adamw":
+            return SampledAdamW(chosen, lr)
         return SampledSGD(chosen, lr, momentum=momentum, nesterov=nesterov)
+    fused_head = None
+    if head_optimizer == "fused-sgd":
+        own = next((group for group in chosen if group["name"] == "head weight"), None)
+        if own is None:
+            raise ValueError('head_optimizer = "fused-sgd" needs a head.weight with requires_grad=True.')
+        chosen.remove(own)
+        fused_head = FusedSGD(head, head_lr, momentum=momentum, weight_decay=head_weight_decay, nesterov=nesterov)
+        fused_head.param_groups[0] |= {key: own[key] for key in ("name", "base_lr")}
+        if not chosen:
+            return WithFusedHead(None, fused_head)
     # One kernel for all parameters; a loop over them would take longer than the mathematics of a small network.
     fused = not half and all(p.device.type in ("cpu", "cuda") for group in chosen for p in group["params"])
     optimizer: torch.optim.Optimizer
@@ -127,6 +143,8 @@ def create_optimizer(
         optimizer = torch.optim.SGD(chosen, lr=lr, momentum=momentum, nesterov=nesterov, fused=fused)
     else:
         optimizer = torch.optim.AdamW(chosen, lr=lr, fused=fused)
+    if fused_head is not None:
+        return WithFusedHead(optimizer, fused_head)
     optimizer.register_load_state_dict_post_hook(lay_out)
     return optimizer
 

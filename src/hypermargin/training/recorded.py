@@ -44,8 +44,10 @@ def why_not(config: Config, learner: Learner, *, own_network: bool = False) -> s
         return f"accumulate is {config.accumulate}; a recorded step has one batch"
     if config.precision == "float16":
         return "precision is float16, whose scaler decides on the CPU which steps to leave out"
-    if not all(group.get("fused") for group in learner.optimizer.param_groups):
-        return "the optimiser works on the CPU too: a sample of the classes differs from step to step"
+    if config.sample_rate < 1:
+        return f"sample_rate is {config.sample_rate:g}; drawing the classes of a step waits for the GPU"
+    if learner.head.fused_optimizer is not None:
+        return "head_optimizer is fused-sgd, which steps in the backward, when a recorded loss is not known yet"
     if own_network and not config.cuda_graphs:
         return "the network is your own, and what Python does in its forward would be frozen (cuda_graphs = true)"
     return None

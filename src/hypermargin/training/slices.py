@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hypermargin.common.optimizer_state import PER_ELEMENT
+from hypermargin.common.optimizer_state import PER_ELEMENT, PER_ROW
 from hypermargin.head import MarginHead
 from hypermargin.parallel.messages import Group
 
@@ -22,7 +22,7 @@ from hypermargin.parallel.messages import Group
 class Slices(NamedTuple):
     """Which tensors of a checkpoint have one row per class, and which of their rows this rank holds."""
 
-    names: frozenset[str]
+    names: frozenset[str]  # some may also be a single number: the steps of torch's optimisers
     start: int
     stop: int
     classes: int
@@ -30,7 +30,11 @@ class Slices(NamedTuple):
 
     def cut(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Cut whole tensors to this rank's rows, where they have one per class."""
-        return {n: t[self.start : self.stop].clone() if n in self.names else t for n, t in tensors.items()}
+        return {n: t[self.start : self.stop].clone() if self.cuts(n, t.dim()) else t for n, t in tensors.items()}
+
+    def cuts(self, name: str, dims: int) -> bool:
+        """Tell whether a tensor with so many dimensions has one row per class."""
+        return name in self.names and dims > 0
 
 
 def slices_of(head: MarginHead, optimizer: torch.optim.Optimizer, group: Group) -> Slices:
@@ -40,7 +44,7 @@ def slices_of(head: MarginHead, optimizer: torch.optim.Optimizer, group: Group) 
     parameters = [p for g in optimizer.param_groups for p in g["params"]]
     for index, parameter in enumerate(parameters):
         if any(parameter is tensor for tensor in own.values()):
-            names |= {f"optimizer.{index}.{name}" for name in PER_ELEMENT}
+            names |= {f"optimizer.{index}.{name}" for name in PER_ELEMENT | PER_ROW}
     return Slices(frozenset(names), held.start, held.stop, head.classes, group)
 
 
