@@ -20,7 +20,7 @@ from hypermargin.data.base import Rows
 from hypermargin.evaluate import Geometry, Thresholds, geometry, verification
 from hypermargin.evaluate.identification import identification
 from hypermargin.head import MarginHead
-from hypermargin.margins import Margin, number_fields
+from hypermargin.margins import Margin
 from hypermargin.training.build import read_data
 from hypermargin.training.run import About, RunError, Trained, fingerprint, read_split
 
@@ -152,7 +152,7 @@ def margin_of(head: MarginHead) -> Margin | None:
     wide = 1 if isinstance(head.margin.m, tuple) else 0
     if m.dim() > wide:
         return None
-    names = [field.name for field in number_fields(type(head.margin))]
+    names = head.margin.m_names
     numbers = zip(names, m.detach().reshape(-1).tolist(), strict=True)
     return dataclasses.replace(head.margin, **dict(numbers))  # type: ignore[type-var]  # all are dataclasses
 
