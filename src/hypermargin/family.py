@@ -233,8 +233,8 @@ def create_head(name: str, dim: int, classes: int, **overrides: Unpack[HeadOverr
 
     `overrides` are fields of its margin (m, or m1, m2, m3; lam, beyond), of its rule (t, …) and arguments of
     `MarginHead` (scale, bias, learn_scale, backend, …); a field that margin and rule both have is set in both.
-    A given `lam` is constant, so it replaces the λ schedule; lam=0 is the bare margin. Heads that go by how frequent
-    a class is need `counts`, the samples of each class in training; logit-adjustment takes `tau` too.
+    A given `lam` is constant, so it replaces the λ schedule; lam=0 is the bare margin. Heads that go by how
+    frequent a class is need `counts`, the samples of each class in training; logit-adjustment takes `tau` too.
 
         create_head("arcface", 512, 10_000, m=0.4, scale=32.0)
     """

@@ -26,8 +26,8 @@ class ElasticArcFace(ArcFace):
 
     - none       as they are drawn
     - paper      the largest margin goes to the smallest cosine: ElasticFace-Arc+, with σ = 0.0175
-    - published  what the paper's code does instead: it takes a permutation where its inverse is needed, so margin and
-      cosine are not related
+    - published  what the paper's code does instead: it takes a permutation where its inverse is needed, so margin
+      and cosine are not related
 
     The draws are a hash of a seed, the step and the row, so they are the same on all ranks and after a resume. The
     paper's code is `beyond="none"`.

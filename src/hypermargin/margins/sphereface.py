@@ -19,7 +19,7 @@ class SphereFace(Margin):
 
     m is any real number ≥ 1; at the knots mθ = kπ the two branches meet in value and slope. `beyond="none"`
     is the bare cos mθ, which turns back up at π/m; "flat" stays at −1 from there on. λ here is a constant;
-    `schedule.LambdaAnnealing` moves it. SphereFace-R (Liu et al. 2022, arXiv:2109.05565) with m = 1.5 is "smooth" in
+    `schedule.LambdaAnnealing` moves it. SphereFace-R (Liu et al. 2022, arXiv:2109.05565), m = 1.5, is "smooth" in
     its version 0 and "flat" in its version 1.
     """
 
