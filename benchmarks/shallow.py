@@ -20,12 +20,14 @@ from threadpoolctl import threadpool_limits
 from benchmarks import command
 from benchmarks.record import Say, store, surroundings
 from benchmarks.shallow_folds import DATA, QUICK, Plan, accuracy, search
+from benchmarks.shallow_margin import FILES, margin
 from benchmarks.shallow_parts import angle, fit_time, importing
 from benchmarks.shallow_tables import as_markdown
 from hypermargin import checks
 
 PARTS: dict[str, Callable[[Plan, Say], dict[str, Any]]] = {
     "accuracy": accuracy,
+    "margin": margin,
     "search": search,
     "angle": angle,
     "import": importing,
@@ -39,6 +41,7 @@ def run(
     *,
     repeats: int = 4,
     quick: bool = False,
+    files: Path | None = None,
     out: Path | None = None,
     say: Say = print,
 ) -> dict[str, Any]:
@@ -50,9 +53,12 @@ def run(
         checks.one_of("--part", part, tuple(PARTS))
     for name in data:
         checks.one_of("--data", name, tuple(DATA))
+    missing = [] if files is None else [file for file in FILES.values() if not (files / file).is_file()]
+    if missing:
+        raise ValueError(f"--files must be a folder with {', '.join(FILES.values())}; {files} has no {missing[0]}.")
     wanted = [part for part in PARTS if part in parts or not parts]
     chosen = tuple(name for name in DATA if name in data or not data)
-    plan = replace(QUICK, data=chosen) if quick else Plan(chosen, repeats=repeats)
+    plan = replace(QUICK, data=chosen, files=files) if quick else Plan(chosen, repeats=repeats, files=files)
     stem = "-".join(["shallow", *(["quick"] if quick else []), *(chosen if len(chosen) < len(DATA) else [])])
     result: dict[str, Any] = {"quick": quick, "parts": _stored(out, stem)}
     for part in wanted:
@@ -99,6 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--part", action="append", help=f"{', '.join(PARTS)}; repeatable. Without it: all")
     parser.add_argument("--data", action="append", help=f"{', '.join(DATA)}; repeatable. Without it: all")
     parser.add_argument("--repeats", type=command.at_least(1), default=4, help="of the five folds")
+    parser.add_argument("--files", type=Path, help=f"a folder with {' and '.join(FILES.values())}, for margin")
     parser.add_argument("--quick", action="store_true", help="little of everything, to see that it works")
     given = parser.parse_args(arguments)
     with command.plain_errors(parser):
@@ -107,6 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             given.data or (),
             repeats=given.repeats,
             quick=given.quick,
+            files=given.files,
             out=given.out,
             say=command.say,
         )

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,7 @@ class Plan:
     states: int = 3  # random states of Nyström
     rounds: int = 7
     most: int | None = None  # samples of a data set
+    files: Path | None = None  # a folder of data that do not come with scikit-learn
 
     def load(self, name: str) -> tuple[Array, NDArray[np.int64]]:
         """Samples, not yet scaled, and labels from 0."""
@@ -168,6 +170,9 @@ def cross_validate(model: Any, X: Array, y: NDArray[np.int64], splits: list[Any]
             if hasattr(fitted, "best_params_"):
                 best = {key.removeprefix("model__"): value for key, value in fitted.best_params_.items()}
                 chosen[", ".join(f"{key} {_short(value)}" for key, value in best.items())] += 1
+            m_chosen = getattr(getattr(fitted, "steps", [("", fitted)])[-1][1], "m_scores_", None)
+            if m_chosen is not None:
+                chosen[f"m {_short(fitted.steps[-1][1].m_)}"] += 1
             if hasattr(fitted, "predict_proba"):
                 p = fitted.predict_proba(X[held_out])
                 losses.append(float(log_loss(y[held_out], p, labels=fitted.classes_)))
@@ -176,7 +181,7 @@ def cross_validate(model: Any, X: Array, y: NDArray[np.int64], splits: list[Any]
                     errors.append(calibration_error(probabilities, y))
     found: dict[str, Any] = {
         "accuracy": float(np.mean(accuracies)),
-        "spread": float(np.std(accuracies, ddof=1)),
+        "spread": float(np.std(accuracies, ddof=1)) if len(accuracies) > 1 else None,
         "log_loss": float(np.mean(losses)) if losses else None,
         "calibration": float(np.mean(errors)) if errors else None,
         "fit_seconds": float(np.median(seconds)),

@@ -170,7 +170,8 @@ def timed(tol: float) -> dict[str, Any]:
     return {
         BASELINE: LogisticRegression(tol=tol, max_iter=10_000),
         "none, free weights and features": MarginSoftmaxClassifier("none", **plain, **ours),
-        "arcface, s fitted (the default)": MarginSoftmaxClassifier("arcface", **ours),
+        "no margin, s fitted (the default)": MarginSoftmaxClassifier(**ours),
+        "arcface, s fitted": MarginSoftmaxClassifier("arcface", **ours),
         "arcface, s = 20": MarginSoftmaxClassifier("arcface", scale=SCALE, **ours),
         "arcface, free weights": MarginSoftmaxClassifier("arcface", unit_weight=False, **ours),
     }

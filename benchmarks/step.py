@@ -92,7 +92,7 @@ class Setup:
         self.data = from_arrays(samples, rng.permutation(np.arange(self.rows) % case.classes))
         config = Config(
             model=case.model, dim=case.dim, batch=case.batch, augment=case.augment, split="none", epochs=1,
-            lr_schedule="constant", lr_warmup=0.0, device="cpu", tensorboard=False,
+            lr_schedule="constant", lr_warmup=0.0, log=50, device="cpu", tensorboard=False,
         )  # fmt: skip
         self.config, _ = resolve_head(resolve(config, self.data), case.classes)
 
@@ -115,7 +115,7 @@ class Setup:
         scaling = Scaling.fit(self.data, np.arange(self.rows), as_they_are=config.model == "none")
         augment = Augment.parse(self.case.augment)
         network.train()
-        for rows in batches(self.data.labels, "shuffled", config.batch, seed=config.seed, epoch=0):
+        for rows in batches(self.data.labels, "shuffled", self.case.batch, seed=config.seed, epoch=0):
             chosen = torch.from_numpy(rows)
             inputs = scaling(samples[chosen])
             if self.case.augment != "none":

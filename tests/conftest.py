@@ -1,8 +1,11 @@
 import os
 import sys
+import tempfile
 
 if not os.path.exists("/dev/nvidiactl"):
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton
+# A key is kept for the user whose runs name code; tests must not leave theirs in a home.
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="hypermargin-state-")
 os.environ.setdefault("SCIPY_ARRAY_API", "1")  # else scikit-learn skips one of its checks of estimators
 # The tests run two at a time, so that a second thread only waits: for OpenBLAS here, and for every process started.
 # `make test-machines` sets it to other numbers.

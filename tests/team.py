@@ -24,6 +24,7 @@ from hypermargin.training import loop as loop_module
 CONTEXT = multiprocessing.get_context("forkserver")
 # Imported once, not by each process; torch's optimisers import _dynamo when first used.
 CONTEXT.set_forkserver_preload(["team", "hypermargin.training.dcp", "torch._dynamo"])
+RANK = [0]  # of this process, also when it has left its group
 BASE = {
     "dim": 6, "epochs": 2, "batch": 20, "watch": 2, "log": 3, "checkpoint": 2, "keep": 20,
     "augment": "rotate=10,shift=0.1,flip", "tensorboard": False, "workers": 0, "shard_classes": True,
@@ -58,6 +59,7 @@ def ranks(world, module, name, *arguments, timeout=60, wait=90, kill=None):
 
 
 def _work(rank, world, folder, timeout, queue, module, name, arguments):
+    RANK[0] = rank
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     try:
         method = f"file://{folder}/store"
@@ -72,11 +74,11 @@ def _work(rank, world, folder, timeout, queue, module, name, arguments):
     os._exit(0)  # a process group whose other ranks are dead cannot always be taken down
 
 
-def data():
+def data(side=6):
     rng = np.random.default_rng(0)
-    centres = rng.normal(size=(14, 6, 6)) * 50 + 128
+    centres = rng.normal(size=(14, side, side)) * 50 + 128
     labels = np.arange(14 * 9) % 14
-    images = (centres[labels] + rng.normal(size=(len(labels), 6, 6)) * 25).clip(0, 255).astype(np.uint8)
+    images = (centres[labels] + rng.normal(size=(len(labels), side, side)) * 25).clip(0, 255).astype(np.uint8)
     return from_arrays(images, labels, name="blobs")
 
 
@@ -88,23 +90,30 @@ def network():
 
 
 def run(settings, folder, resume=False, stop_at=None):
-    """One rank's part; `stop_at` = (rank, step): that one gets a signal there."""
+    """One rank's part; `stop_at` = (rank, step, *signals): it (each, if None) gets them there, or SIGTERM."""
     if stop_at:
         real = loop_module.Trainer._train_step
+        whose, when, *signals = stop_at
 
         def step(self, *batches):
-            if (self.ranks.rank, self.step) == stop_at:
-                os.kill(os.getpid(), signal.SIGTERM)
+            if self.step == when and whose in (None, self.ranks.rank):
+                for number in signals or [signal.SIGTERM]:
+                    os.kill(os.getpid(), number)
             return real(self, *batches)
 
         loop_module.Trainer._train_step = step
     config = Config(**{**BASE, **settings})
-    return train(config, folder, resume=resume, data=data(), network=network(), quiet=True).metrics
+    own = "model" not in settings
+    found = train(
+        config, folder, resume=resume, data=data(6 if own else 8), network=network() if own else None, quiet=True
+    )
+    return found.metrics
 
 
 def final(folder):
     last = checkpoint.load_last(folder / "checkpoints", print)
-    trained = load(folder, "last", network=network())
+    own = 'model = "own"' in (folder / "config.toml").read_text()
+    trained = load(folder, "last", network=network() if own else None)
     return last, trained
 
 

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import json
+import pickle
 import shutil
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import pytest
 import team
 import torch
 import torch.distributed as dist
+from sklearn.base import clone
+from sklearn.datasets import load_iris
 from typer.main import get_command
 
 import hypermargin as hm
@@ -165,6 +168,26 @@ def test_a_run_of_0_1_goes_on(tmp_path, monkeypatch):
     folder = stored_run("alone", tmp_path)
     resumed(folder)
     check_resumed(folder, "alone")
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.InconsistentVersionWarning")
+def test_fitted_estimators_of_0_1_predict_and_show_their_weights():
+    """0.1 showed coef_ also where lengths are divided out; today that is boundary_coef_."""
+    features = load_iris().data
+    features = (features - features.mean(0)) / features.std(0)
+    models = pickle.loads((STORED / "estimators.pkl").read_bytes())
+    for name, wanted in json.loads((STORED / "estimators.json").read_text()).items():
+        model = models[name]
+        np.testing.assert_allclose(
+            model.decision_function(features[::7]), wanted["decisions"], rtol=1e-9, atol=1e-9
+        )
+        assert hasattr(model, "coef_") == (name == "free")
+        if "coef" in wanted:
+            np.testing.assert_allclose(model.boundary_coef_, wanted["coef"], rtol=1e-12)
+            np.testing.assert_allclose(model.boundary_intercept_, wanted["intercept"], rtol=1e-12)
+        again = clone(model).fit(features, load_iris().target)
+        assert again.margin_.m == 0.2  # what 0.1's default was, in a model that has it
+        np.testing.assert_allclose(again.decision_function(features[::7]), wanted["decisions"], atol=1e-3)
 
 
 def on_two_ranks(there):

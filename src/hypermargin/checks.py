@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -25,18 +26,22 @@ Mix = tuple[Tensor, float | Tensor]
 Reduction = Literal["mean", "sum", "none"]
 Gradient = Literal["exact", "straight"]
 
+MOST_DIM, MOST_CLASSES, MOST_CENTRES = 2**20, 10**9, 1000  # beyond that it is a slip, and would only end in torch
+LARGEST = sys.float_info.max  # a whole number may be larger, and then has no float
+LONGEST = 100  # characters of a value in a message
+
 
 def one_of(name: str, value: object, allowed: Sequence[str]) -> None:
     """Require one of the allowed words."""
     if value not in allowed:
         raise ValueError(
-            f"{name} must be one of {', '.join(map(repr, allowed))}; got {value!r}.{near(value, allowed)}"
+            f"{name} must be one of {', '.join(map(repr, allowed))}; got {shown(value)}.{near(value, allowed)}"
         )
 
 
 def near(value: object, allowed: Iterable[str]) -> str:
     """Return ` Did you mean 'x'?` for the closest allowed word, or an empty string if none is close."""
-    close = difflib.get_close_matches(str(value), list(allowed), 1)
+    close = difflib.get_close_matches(shown(value).strip("'"), list(allowed), 1)
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
@@ -46,28 +51,52 @@ def instance(name: str, value: object, kind: type, like: str) -> None:
         raise TypeError(f"{name} must be a {kind.__name__} such as {like}; got {value!r}.")
 
 
-def count(name: str, value: object, least: int = 1) -> None:
-    """Require a whole number that is at least `least`."""
+def count(name: str, value: object, least: int = 1, most: int | None = None) -> None:
+    """Require a whole number that is at least `least`, and at most `most`."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be a whole number; got {value!r} ({type(value).__name__}).")
+        raise TypeError(f"{name} must be a whole number; got {shown(value)} ({type(value).__name__}).")
     if value < least:
-        raise ValueError(f"{name} must be at least {least}; got {value}.")
+        raise ValueError(f"{name} must be at least {least}; got {shown(value)}.")
+    if most is not None and value > most:
+        raise ValueError(f"{name} must be at most {most:,}; got {shown(value)}.")
 
 
 def in_range(name: str, value: float, low: float, high: float, hint: str = "") -> None:
     """Require a plain number in [low, high)."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name} must be a number; got {value!r} ({type(value).__name__}).")
-    if not low <= value < high:
-        raise ValueError(f"{name} must lie in [{low:g}, {high:g}); got {value:g}.{hint and ' ' + hint}")
+        raise TypeError(f"{name} must be a number; got {shown(value)} ({type(value).__name__}).")
+    if not low <= value < high or value > LARGEST:
+        raise ValueError(f"{name} must lie in [{low:g}, {high:g}); got {number(value)}.{hint and ' ' + hint}")
 
 
 def positive(name: str, value: float) -> None:
     """Require a plain, finite number above zero."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name} must be a number; got {value!r} ({type(value).__name__}).")
-    if not (value > 0 and math.isfinite(value)):
-        raise ValueError(f"{name} must be positive and finite; got {value:g}.")
+        raise TypeError(f"{name} must be a number; got {shown(value)} ({type(value).__name__}).")
+    if not 0 < value <= LARGEST:
+        raise ValueError(f"{name} must be positive and finite; got {number(value)}.")
+
+
+def yes_or_no(name: str, value: object) -> None:
+    """Require True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be true or false; got {shown(value)} ({type(value).__name__}).")
+
+
+def number(value: float) -> str:
+    """Return a number for a message."""
+    return f"{value:g}" if isinstance(value, float) else shown(value)
+
+
+def shown(value: object) -> str:
+    """Return a value for a message, on one line and not longer than a line, whatever it is."""
+    if isinstance(value, int) and value.bit_length() > 128:  # Python refuses to print very long ones
+        return f"a number of about {round(value.bit_length() * math.log10(2))} digits"
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # such a number inside, or the container itself
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
 
 
 def wanted(check: bool | str, *tensors: Tensor) -> bool:
@@ -210,7 +239,7 @@ def combination(
 ) -> None:
     """Require options that can be combined with each other."""
     if centres != 1:
-        count("centres", centres)
+        count("centres", centres, 1, MOST_CENTRES)
     if label_smoothing and not all_classes:
         raise ValueError(
             f"label_smoothing={label_smoothing:g} is about every class, and a sample leaves most out; choose one."

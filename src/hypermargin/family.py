@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Unpack, cast
 
@@ -238,6 +238,14 @@ def create_head(name: str, dim: int, classes: int, **overrides: Unpack[HeadOverr
 
         create_head("arcface", 512, 10_000, m=0.4, scale=32.0)
     """
+    settings, state = head_settings(name, dim, classes, overrides)
+    return MarginHead.of(settings, **state)
+
+
+def head_settings(
+    name: str, dim: int, classes: int, overrides: Mapping[str, Any]
+) -> tuple[HeadSettings, dict[str, Any]]:
+    """Return the settings of such a head, checked, and the arguments of `MarginHead` that are its state."""
     if name not in FAMILY:
         known = ", ".join(FAMILY)
         raise ValueError(f"unknown head {name!r}; the family has {known}.{checks.near(name, FAMILY)}")
@@ -261,7 +269,7 @@ def create_head(name: str, dim: int, classes: int, **overrides: Unpack[HeadOverr
     state |= {key: given[key] for key in STATE if key in given}
     if recipe.schedule and not {"lam", "margin"} & overrides.keys():
         state.setdefault("schedule", recipe.schedule())
-    return MarginHead.of(dataclasses.replace(recipe.settings(dim, classes), **changes), **state)
+    return dataclasses.replace(recipe.settings(dim, classes), **changes), state
 
 
 def _from_counts(

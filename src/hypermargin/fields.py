@@ -50,11 +50,13 @@ def _check_number(where: str, value: object, meta: Mapping[str, Any], tensors_go
     if isinstance(value, Tensor):
         raise TypeError(f"{where} must be a plain number; got a tensor.{tensors_go and ' ' + tensors_go}")
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{where} must be a number in {interval}; got {value!r} ({type(value).__name__}).")
+        raise TypeError(
+            f"{where} must be a number in {interval}; got {checks.shown(value)} ({type(value).__name__})."
+        )
     above = value > meta["low"] if meta["open_low"] else value >= meta["low"]
-    if above and value < meta["high"]:
+    if above and value < meta["high"] and value <= checks.LARGEST:
         return
     hint = meta["help"]
     if meta["high"] == math.pi and math.pi < value < 180:
         hint += f" {value:g} degrees are {math.radians(value):.4g}."
-    raise ValueError(f"{where} must lie in {interval}; got {value:g}. {hint}")
+    raise ValueError(f"{where} must lie in {interval}; got {checks.number(value)}. {hint}")

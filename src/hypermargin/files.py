@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+FULL = errno.ENOSPC, errno.EFBIG, errno.EDQUOT  # of which the system does not say for which file
 
 
 @contextmanager
@@ -18,6 +21,11 @@ def replacing(path: Path) -> Iterator[Path]:
         sync(temporary)
         os.replace(temporary, path)
         sync(path.parent)
+    except OSError as error:
+        if error.errno not in FULL or error.filename:
+            raise
+        kept = " What was there before is kept." if path.exists() else ""
+        raise OSError(error.errno, f"{error.strerror}: {path} could not be written.{kept}") from error
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -129,6 +129,7 @@ class FusedSGD(torch.optim.Optimizer):
         """Load a saved state, also one of torch.optim.SGD if it used neither dampening nor maximize."""
         _refuse_unknown(self, state_dict)
         super().load_state_dict(state_dict)
+        lay_out(self)
         self.param_groups[0].setdefault("renormalize", False)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -208,6 +209,23 @@ class SampledSGD(torch.optim.Optimizer):
         """Load a saved state, also one of torch.optim.SGD if it used neither dampening nor maximize."""
         _refuse_unknown(self, state_dict)
         super().load_state_dict(state_dict)
+        lay_out(self)
+
+
+@torch.no_grad()
+def lay_out(optimizer: torch.optim.Optimizer) -> None:
+    """Give every entry of the state that has its parameter's shape the parameter's strides, as a new one has them.
+
+    torch's fused optimisers go through parameter and state as they lie in memory, and `load_state_dict` keeps the
+    layout of what it is given: moments that were read row by row would be applied to other weights of a
+    channels_last convolution. Call it after loading a state of unknown layout; ours do so themselves.
+    """
+    for parameter, state in optimizer.state.items():
+        for name, value in state.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape:
+                own = torch.empty_like(parameter, dtype=value.dtype, device=value.device)
+                if own.stride() != value.stride():
+                    state[name] = own.copy_(value)
 
 
 def _settings(lr: float, momentum: float, weight_decay: float, nesterov: bool) -> dict[str, Any]:

@@ -51,8 +51,10 @@ class HeadSettings:
     sample: PartialFC | None = None
 
     def __post_init__(self) -> None:
-        checks.count("dim", self.dim)
-        checks.count("classes", self.classes, 0)  # a slice may be empty
+        checks.count("dim", self.dim, 1, checks.MOST_DIM)
+        checks.count("classes", self.classes, 0, checks.MOST_CLASSES)  # a slice may be empty
+        for name in ("unit_features", "unit_weight", "learn_scale", "learn_margin"):
+            checks.yes_or_no(name, getattr(self, name))
         checks.loss_options(self.margin, self.rule, self.gradient, 0.0, self.label_smoothing, self.reduction)
         checks.in_range("margin_reward", self.margin_reward, 0.0, math.inf)
         if self.bias not in (True, False, "shared"):

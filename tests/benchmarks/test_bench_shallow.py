@@ -23,6 +23,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from benchmarks import shallow
 from benchmarks import shallow_folds as folds
+from benchmarks import shallow_margin as margin
 from benchmarks import shallow_parts as others
 from benchmarks.shallow_tables import TITLES, as_markdown
 from hypermargin import MarginSoftmaxClassifier
@@ -76,6 +77,35 @@ def test_accuracies_are_those_of_cross_val_score(iris, kernel, name, model):
     p = cross_val_predict(make_pipeline(StandardScaler(), model), X, y, cv=splits, method="predict_proba")
     assert row["log_loss"] == pytest.approx(log_loss(y, p), rel=1e-6)  # folds of equal size
     assert row["calibration"] == pytest.approx(folds.calibration_error(p, y), abs=1e-9)
+
+
+def test_no_margin_a_chosen_one_and_the_former_default(tmp_path, monkeypatch):
+    """On scikit-learn's data, and on tables and texts from files; accuracies by cross_val_score."""
+    X, y = folds.QUICK.load("iris")
+    rows = [
+        ("letter", "a", "b", "c", "d"),
+        *((f"k{label}", *map(str, row)) for row, label in zip(X, y, strict=True)),
+    ]
+    (tmp_path / "letterdata.csv").write_text("\n".join(",".join(row) for row in rows))
+    texts = [("spam", f"win cash, {k}0") if k % 3 == 0 else ("ham", f"see you at {k}0") for k in range(30)]
+    (tmp_path / "sms_spam.csv").write_text("type,text\n" + "\n".join(f'{kind},"{t}"' for kind, t in texts))
+    monkeypatch.setattr(margin, "KERNELS", ("linear",))
+    part = quick("margin", files=tmp_path)["parts"]["margin"]
+    iris, letter, sms = part["tables"]
+    assert (iris["data"], letter["data"], sms["data"]) == ("iris", "letter", "sms")
+    assert (letter["samples"], letter["classes"], letter["splits"], iris["splits"]) == (120, 3, 1, 3)
+    for one in (iris, letter):
+        for who, model in margin.contenders("linear").items():
+            splits = folds.QUICK.splits(X, y, 1)[: one["splits"]]
+            wanted = cross_val_score(make_pipeline(StandardScaler(), model), X, y, cv=splits)
+            assert one["rows"][who]["accuracies"] == pytest.approx(wanted), (one["data"], who)
+    assert sum(iris["rows"]['m="auto"']["chosen"].values()) == 3
+    assert {row["accuracy"] for row in sms["rows"].values()} == {1.0}
+    markdown = as_markdown({"quick": True, "parts": {"margin": part}})
+    assert "iris 120 in 3 classes, letter 120 in 3 classes, sms 30 in 2 classes" in markdown
+    assert "| no margin (the default) |" in markdown
+    with pytest.raises(ValueError, match=r"--files must be a folder with letterdata.csv, sms_spam.csv"):
+        quick("margin", files=tmp_path / "none")
 
 
 def test_calibration_error_by_hand():

@@ -83,7 +83,7 @@ def test_options_reach_the_advice(run):
         ("advise --classes ten --dim 3", "Invalid value for '--classes'"),
         ("advise --classes 10 --dim 3 --margin arcfase", "Did you mean 'arcface'?"),
         ("advise --classes 10 --dim 20 --margin combined --m 0.2", "'combined' has not. Leave --m out."),
-        ("advise --classes 10 --dim 20 --m -1", "ArcFace(m=…) must lie in [0, 3.14159); got -1"),
+        ("advise --classes 10 --dim 20 --m -1", "--m must lie in [0, 3.14159); got -1"),
         ("advise --classes 10 --dim 20 --probability 1", "probability must lie in (0, 1); got 1"),
         ("advise --classes 10 --dim 20 --nope", "No such option"),
         ("nonsense", "No such command 'nonsense'"),

@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import pickle
+import re
 import sys
 
 import numpy as np
@@ -282,7 +283,77 @@ def test_changed_data_are_refused(place, tmp_path):
         measured.check_same(place / "run", trained.about, other, "Do this.")
 
 
+def test_pairs_with_people_of_the_training_set_are_counted(place, run, tmp_path):
+    known = set(hm.load(place / "run").classes)
+    lines = [line.split() for line in (place / "pairs.txt").read_text().splitlines()[1:]]
+    pairs = sum(bool({line[0], line[2]} & known) for line in lines)
+    code, _, err = run(
+        "evaluate", place / "run", "--pairs", place / "pairs.txt", "--images", place / "lfw", "--out", tmp_path
+    )
+    assert code == 0, err
+    assert 0 < pairs < len(lines)
+    assert f"pairs.txt: {pairs} pairs hold one of {len(known)} people of the training set: " in err
+    assert "compared by name: a class of the training set, a folder in the list" in err
+    found = json.loads((tmp_path / "evaluation.json").read_text())["pairs"]["pairs.txt"]
+    assert found["of_the_training_set"] == {"pairs": pairs, "people": sorted(known)}
+
+
+def test_pairs_of_one_kind_are_refused_before_anything_is_embedded(place, run, tmp_path, monkeypatch):
+    monkeypatch.setattr(hm.training.Trained, "features", None)
+    (tmp_path / "p.txt").write_text("p00\t1\t2\np01\t1\t2\n")
+    code, _, err = run("evaluate", place / "run", "--pairs", tmp_path / "p.txt", "--images", place / "lfw")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "p.txt: there are no impostor pairs in it, so there is no error rate: all 2 are genuine" in err
+    config = Config(
+        data=str(place / "faces.npz"), verify=[str(tmp_path / "p.txt")], verify_images=str(place / "lfw"), **QUICK
+    )
+    with pytest.raises(ValueError, match="no impostor pairs"):
+        train(config, tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
 # Files
+
+
+def test_named_embeddings_on_lfw_s_pairs(place, tmp_path, run):
+    """What `embed` writes, by name, gives the numbers that the run itself gives on the same images."""
+    assert run("embed", place / "run", place / "lfw", "-o", tmp_path / "named.npz")[0] == 0
+    pairs = ("--pairs", place / "pairs.txt")
+    code, out, err = run("evaluate", tmp_path / "named.npz", *pairs, "--out", tmp_path / "a")
+    assert (code, err) == (0, "")
+    assert "pairs.txt, intervals over identities" in out
+    assert "accuracy over its 2 folds" in out
+    assert run("evaluate", place / "run", *pairs, "--images", place / "lfw", "--out", tmp_path / "b")[0] == 0
+    one, two = (json.loads((tmp_path / k / "evaluation.json").read_text())["pairs"]["pairs.txt"] for k in "ab")
+    assert one["verification"]["auc"] == pytest.approx(two["verification"]["auc"])
+    assert one["folds"]["accuracies"] == pytest.approx(two["folds"]["accuracies"])
+    code, out, err = run(
+        "evaluate", tmp_path / "named.npz", *pairs, "--metric", "euclidean", "--out", tmp_path / "c"
+    )
+    assert code == 0, err
+    unit = json.loads((tmp_path / "c" / "evaluation.json").read_text())["pairs"]["pairs.txt"]
+    assert unit["verification"]["auc"] == pytest.approx(one["verification"]["auc"])  # they are of unit length
+    assert re.search(r" at distance \d\.\d", out)
+    with np.load(tmp_path / "named.npz") as found:
+        np.save(tmp_path / "x.npy", found["embeddings"])
+        np.save(tmp_path / "names.npy", found["names"])
+    code, again, _ = run("evaluate", tmp_path / "x.npy", tmp_path / "names.npy", *pairs, "--confidence", 0)
+    assert code == 0
+    assert f"{100 * one['folds']['accuracy']:.2f} ±" in again
+
+
+def test_scores_as_text(tmp_path, run):
+    (tmp_path / "trials").write_text("a b target\na c nontarget\nb c nontarget\n")
+    (tmp_path / "scores").write_text("a b 2.5\na c 1.5\nb c -3\n")
+    code, out, err = run("evaluate", tmp_path / "scores", "--pairs", tmp_path / "trials", "--confidence", 0)
+    assert code == 0, err
+    assert "1 genuine, 2 impostor" in " ".join(out.split())
+    (tmp_path / "scores.csv").write_text(
+        "distance_like,label\n".replace("distance_like", "score") + "1,0\n2,0\n.5,1\n"
+    )
+    code, out, err = run("evaluate", tmp_path / "scores.csv", "--confidence", 0)
+    assert code == 0
+    assert "Are these distances?" in err
 
 
 def test_two_npy_files(run, tmp_path):
@@ -292,6 +363,10 @@ def test_two_npy_files(run, tmp_path):
     out_folder = tmp_path / "deep" / "out"
     code, out, err = run("evaluate", tmp_path / "embeddings.npy", tmp_path / "labels.npy", "--out", out_folder)
     assert (code, err) == (0, "")
+    assert "thresholds that rest on few pairs" in out
+    assert "6 of 6,960 impostor pairs of 30 identities: the true rate may be 0.032 % to 0.19 %" in " ".join(
+        out.split()
+    )
     assert {path.name for path in out_folder.iterdir()} == FILES
     assert all(is_png(out_folder / name) for name in PICTURES)
     found = json.loads((out_folder / "evaluation.json").read_text())
@@ -437,13 +512,17 @@ def test_bad_input_is_one_line(place, tmp_path, run, monkeypatch):
         (["empty.npy", "y.npy"], "empty.npy: not a readable .npy file"),
         (["cut.npz"], "cut.npz: not a readable .npz file"),
         (["nothing.npz"], "nothing.npz: there is no such file"),
-        (["file"], "expected a .npy or .npz file, or a run's folder"),
+        (["file"], "file: it is empty. Expected: two columns, score and label"),
         (["other.npz"], "it holds a (120, 8), b (120,)"),
         (["half.npz"], "scores need an array same"),
         (["wrong.npz"], "same must be true or false"),
         (["who.npz"], "identities must be equal where same is true"),
         (["x.npy", "y.npy", "--data", "digits"], "are for a run's folder"),
-        (["x.npy", "y.npy", "--confidence", "2"], "confidence must lie in (0, 1)"),
+        (["x.npy", "--pairs", "no.txt"], "there is no file no.txt"),
+        (["x.npy", "y.npy", "--pairs", "file"], "names must be strings"),
+        (["file", "y.npy"], "Give a list of pairs as --pairs y.npy"),
+        (["file", "--pairs", "file", "--pairs", "file"], "scores belong to one list of pairs; got 2"),
+        (["x.npy", "y.npy", "--confidence", "2"], "confidence must lie in [0, 1)"),
         (["x.npy", "y.npy", "--device", "gpu"], "device must be one of"),
         (["x.npy", "y.npy", "--confidence", "0", "--out", "file"], "--out must be a folder; file is a file"),
         (["folder"], "folder is not a run"),

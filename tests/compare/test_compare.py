@@ -20,13 +20,15 @@ from scipy import stats
 from sklearn.metrics import roc_curve
 
 import hypermargin as hm
+from hypermargin.common.student import two_sided
 from hypermargin.compare import Comparison, Plan, compare, pool
 from hypermargin.compare.measure import trained_margin
-from hypermargin.compare.numbers import MEASURES, chance, column, table, two_sided
+from hypermargin.compare.numbers import MEASURES, chance, column, table
+from hypermargin.compare.plan import Run
 from hypermargin.compare.reading import reading
 from hypermargin.margins import ArcFace, SphereFace
 from hypermargin.schedule import MarginWarmup
-from hypermargin.training import RunError
+from hypermargin.training import Config, RunError
 
 BY_KEY = {measure.key: measure for measure in MEASURES}
 SMALL = {"epochs": 2, "batch": 32, "model": "lenet++", "model_set": {"width": 4}, "dim": 4, "log": 5}
@@ -364,3 +366,40 @@ def test_a_comparison_is_read_back(done):
     again = Comparison.read(done.folder, Plan.read(done.folder))
     assert again.table == done.table
     assert again.sentences == done.sentences
+
+
+def test_the_time_left_is_from_the_steps_done(tmp_path):
+    """Four runs of 100 steps, two at a time, a step a second: after 20 seconds 180 are left."""
+    now = [1000.0]
+    left = pool.Left(lambda: now[0])
+    runs = [Run(f"r{k}", 0, tmp_path / str(k), Config()) for k in range(4)]
+    seen = [pool.Seen(run) for run in runs]
+    assert left.seconds(seen) is None  # nobody knows yet
+    for start in (0, 2):
+        for each in seen[start : start + 2]:
+            each.state, each.total = "running", 100
+        for step in range(0, 101, 10):
+            for each in seen[start : start + 2]:
+                each.step = step
+            found = left.seconds(seen)
+            wanted = 200 - (now[0] - 1000)
+            if step >= 10 or start:
+                assert found == pytest.approx(wanted, abs=0.06 * 200)
+            else:
+                assert found is None
+            now[0] += 10 if step < 100 else 0
+        for each in seen[start : start + 2]:
+            each.state = "done"
+    assert left.seconds(seen) == 0
+
+
+def test_resumed_comparisons_count_what_is_done_now(tmp_path):
+    """What was done before took no time here."""
+    now = [0.0]
+    left = pool.Left(lambda: now[0])
+    seen = [pool.Seen(Run(f"r{k}", 0, tmp_path / str(k), Config()), "done") for k in range(3)]
+    last = pool.Seen(Run("r3", 0, tmp_path / "3", Config()), "running", step=50, total=100)
+    assert left.seconds([*seen, last]) is None
+    now[0], last.step = 10.0, 75
+    assert left.seconds([*seen, last]) == pytest.approx(10 * (100 - 71.25) / 23.75)
+    assert [pool.lasting(s) for s in (None, 4.4, 65, 3723)] == ["", "0:04 left", "1:05 left", "1:02:03 left"]

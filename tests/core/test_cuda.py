@@ -18,8 +18,9 @@ import hypermargin as hm
 from hypermargin.backends import Chunked
 from hypermargin.evaluate import evaluate, identification, open_set, verification
 from hypermargin.margins import ArcFace, CosFace, NoMargin, SphereFace
-from hypermargin.training import Config, Interrupted, train
+from hypermargin.training import Config, DivergedError, Interrupted, train
 from hypermargin.training.loop import Trainer
+from hypermargin.training.recorded import Recorder
 
 try:
     import pytest
@@ -185,6 +186,39 @@ def test_the_trainer():
         for name, value in a.network.state_dict().items():
             assert torch.equal(value, b.network.state_dict()[name]), name
         assert torch.equal(a.head.weight, b.head.weight)
+
+
+def test_recorded_steps():
+    """The trainer's default here; a loss that is not finite stops the run before a weight of it is saved."""
+    base = {"dim": 16, "epochs": 6, "batch": 40, "lr": 0.01, "tensorboard": False, "augment": "shift=0.1,flip"}
+    steps = []
+    step = Recorder.step
+    Recorder.step = lambda self, *a, **k: (steps.append(1), step(self, *a, **k))
+    try:
+        for settings in (
+            {},
+            {"precision": "bfloat16", "ema": 0.9},
+            {"optimizer": "sgd", "schedule": ["warmup:steps=9"]},
+        ):
+            weights = []
+            for graphs in (None, False):
+                config = Config(**{**base, **settings}, device="cuda", deterministic=True, cuda_graphs=graphs)
+                with tempfile.TemporaryDirectory() as folder:
+                    steps.clear()
+                    train(config, folder, data=blobs(), quiet=True)
+                    assert (len(steps) > 30) == (graphs is None), (settings, graphs, len(steps))
+                    weights.append(hm.load(folder, "last").head.weight)
+            assert relative(weights[0], weights[1]) < 0.02, settings  # the rates are rounded to float32
+    finally:
+        Recorder.step = step
+    with tempfile.TemporaryDirectory() as folder:
+        config = Config(**{**base, "set": {"scale": 3e38}}, device="cuda", cuda_graphs=True)
+        try:
+            train(config, folder, data=blobs(), quiet=True)
+            words = "it was not stopped"
+        except DivergedError as error:
+            words = str(error)
+    assert "at step 1 " in words, words
 
 
 # Evaluation

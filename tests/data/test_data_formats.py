@@ -33,6 +33,7 @@ from hypermargin.data.base import TEST, TRAIN, VALIDATION, DataError
 from hypermargin.data.folder import read_folder
 from hypermargin.data.idx import find_fashion_mnist, read_idx, read_idx_array
 from hypermargin.data.images import MAX_PIXELS, decode, probe
+from hypermargin.data.pairlists import check_both, read_list
 from hypermargin.data.pairs import read_bin, read_csv, read_pairs
 from hypermargin.data.plainpickle import loads
 from hypermargin.data.recordio import read_records
@@ -144,7 +145,7 @@ def test_broken_images_name_their_place(raw, why):
 def test_decompression_bombs_are_refused(side):
     chunk = b"IHDR" + struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
     bomb = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk))
-    with refused("bomb.png", str(MAX_PIXELS) if side == 9000 else "decompression bomb"):
+    with refused("bomb.png", f"{MAX_PIXELS:,}", "HYPERMARGIN_MAX_PIXELS"):
         decode(bomb + encoded(noise(2, 2))[33:], (8, 8), "bomb.png")
 
 
@@ -245,6 +246,50 @@ def test_folder_leaves_out_what_is_bad(tmp_path):
     os.remove(tmp_path / "bob/1.png")
     with refused(str(tmp_path / "bob/1.png"), "cannot be read", "No such file"):
         data.samples[0]
+
+
+@pytest.mark.parametrize("below", ["", "train/", "test/"])
+def test_alphabet_and_character_are_not_merged(tmp_path, below):
+    names = [f"{alphabet}/{character}/1.png" for alphabet in ("Greek", "Latin") for character in ("c1", "c2")]
+    fill(tmp_path, [below + name for name in names])
+    if below:
+        other = "test" if below == "train/" else "train"
+        fill(tmp_path, [f"{other}/Thai/c1/1.png", f"{other}/Thai/c1/2.png"], 4)
+    more = 1 if below else 0
+    shown = f"{below}Greek/c1/1.png"
+    with refused(
+        str(tmp_path), shown, f"--levels) to 1 for the first ({2 + more} identities)", f"together ({4 + more})"
+    ):
+        read_folder(tmp_path)
+    assert len(read_folder(tmp_path, levels=1).classes) == 2 + more
+    assert read_folder(tmp_path, levels=2).classes == (
+        "Greek/c1", "Greek/c2", "Latin/c1", "Latin/c2", *(["Thai/c1"] if below else []),
+    )  # fmt: skip
+    fill(tmp_path, [f"{below}Greek/loose.png"])
+    with refused(f"{below}Greek/loose.png", "above the 2 folders that name an identity"):
+        read_folder(tmp_path, levels=2)
+    assert len(read_folder(tmp_path, levels=2, on_bad="skip").bad) == 1
+    with pytest.raises(ValueError, match="levels must be at least 1; got 0"):
+        read_folder(tmp_path, levels=0)
+
+
+def test_one_folder_more_merges_nobody(tmp_path):
+    fill(tmp_path, ["alice/photos/1.png", "bob/photos/1.png", "carol/1.png", "carol/a/1.png", "carol/b/1.png"])
+    assert read_folder(tmp_path).classes == ("alice", "bob", "carol")
+
+
+def test_levels_end_where_links_lead_back_up(tmp_path):
+    fill(tmp_path, ["a/x/1.png", "b/y/1.png"])
+    os.symlink(tmp_path, tmp_path / "a/up")
+    assert read_folder(tmp_path, levels=2).classes == ("a/x", "b/y")
+
+
+def test_a_split_with_something_beside_it_is_no_identity(tmp_path):
+    fill(tmp_path, ["train/alice/1.png", "test/bob/1.png", "extra/carol/1.png"])
+    with refused(str(tmp_path), "test, train look like a split", "there is also extra", "Move that away"):
+        read_folder(tmp_path)
+    train = fill(tmp_path / "trains", ["train/1.png", "tram/1.png"])  # a train is a thing too
+    assert read_folder(train).classes == ("train", "tram")
 
 
 def test_links_that_lead_back_up_end(tmp_path):
@@ -512,6 +557,19 @@ def test_records_without_a_header_and_with_more_labels(tmp_path):
     equal(data.samples[1], PIXELS[4])
 
 
+@pytest.mark.parametrize("head", [[2.0, 5.0], [4.0, 6.0, 640.0, 480.0]])
+def test_records_for_detection_are_refused(tmp_path, head):
+    extra = [0.0] * (int(head[1]) - 5)
+    boxes = [[*head, *([3.0, 0.1, 0.2, 0.5, 0.9, *extra] * (1 + k % 3))] for k in range(6)]
+    path = write_records(tmp_path / "a.rec", [(k, record(boxes[k], PNGS[k])) for k in range(6)])
+    with refused(str(path), "its labels are boxes around objects, for detection", "Cut the objects out"):
+        read_records(path)
+    # The same person 2 with a box and a landmark, and somebody else: identities, as insightface wrote them.
+    faces = [[float(k % 2), 5.0, 10.0, 80.0, 90.0, 30.0, 40.0] for k in range(6)]
+    path = write_records(tmp_path / "b.rec", [(k, record(faces[k], PNGS[k])) for k in range(6)])
+    assert read_records(path).classes == ("0", "1")
+
+
 def test_records_after_the_header_s_end_are_no_images(tmp_path):
     records = [(k, record(float(k % 2), PNGS[k])) for k in range(1, 6)] + [(0, record([4.0, 6.0], b""))]
     assert len(read_records(write_records(tmp_path / "a.rec", records))) == 3
@@ -636,6 +694,97 @@ def test_pickles_of_python_2():
     assert loads(b"L12345678901234567890L\n.", "x") == 12345678901234567890
 
 
+def arrays_in(raw):
+    """Name numpy's modules as numpy 1 did."""
+    return (
+        raw.replace(b"numpy._core", b"numpy.core")
+        .replace(b"\x8c\x16numpy.core", b"\x8c\x15numpy.core")
+        .replace(b"\x8c\x13numpy.core", b"\x8c\x12numpy.core")
+    )
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_arrays_of_bytes_are_read_as_numpy_pickles_them(protocol):
+    raw = bytes(range(256))
+    column, row = np.frombuffer(raw, np.uint8).reshape(-1, 1), np.frombuffer(raw, np.uint8)
+    answers = np.array([True, False, True])
+    given = [row, column, np.array(row), answers, np.bool_(True), np.bool_(False), np.zeros(0, np.uint8)]
+    new = pickle.dumps(given, protocol)
+    new = new[:2] + new[11:] if protocol >= 4 else new  # without a frame, whose length is another
+    for content in (new, arrays_in(new)):
+        *arrays, yes, no, empty = loads(content, "x")
+        assert [(a.dtype, a.raw) for a in arrays] == [("uint8", raw)] * 3 + [("bool", b"\1\0\1")]
+        assert (yes, no, empty.raw) == (True, False, b"")
+    assert pickle.loads(new)[4] == yes  # numpy reads it too
+
+
+def test_arrays_of_python_2():
+    raw = (
+        b"\x80\x02cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R(K\x01K\x03\x85"
+        b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89"
+        b"U\x03abctb."
+    )
+    assert loads(raw, "x").raw == b"abc"
+
+
+class Rows(np.ndarray):
+    """A class of somebody's."""
+
+
+@pytest.mark.parametrize("protocol", range(6))
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.zeros(3, np.int8),
+        np.zeros(3, np.int64),
+        np.zeros(3),
+        np.array(["a"]),
+        np.array([b"a"]),
+        np.array([None]),
+        np.array([print], dtype=object),
+        np.zeros(2, [("a", "u1")]),
+        np.zeros((2, 2), np.uint8),
+        np.zeros((1, 3), np.uint8),
+        np.zeros((3, 1, 1), np.uint8),
+        np.array(3, np.uint8),
+        np.float64(1.0),
+        np.uint8(3),
+        np.datetime64("2020-01-01"),
+        np.zeros(3, np.uint8).view(Rows),
+        np.dtype("i4"),
+    ],
+    ids=lambda value: f"{type(value).__name__} {getattr(value, 'dtype', value)} {np.shape(value)}",
+)
+def test_no_other_arrays_are_read(value, protocol):
+    with refused("lfw.bin: the pickle asks for ", "Only plain lists"):
+        loads(pickle.dumps(value, protocol), "lfw.bin")
+
+
+def test_arrays_that_lie_are_refused():
+    whole = pickle.dumps(np.frombuffer(b"abcdef", np.uint8), 3)
+    for old, new, words in (
+        (b"K\x06\x85", b"K\x07\x85", "an array of shape (7,) in 6 bytes"),
+        (b"K\x06\x85", b"J\xff\xff\xff\xff\x85", "not made of numbers"),
+        (b"K\x06\x85", b"\x8a\x08\xff\xff\xff\xff\xff\xff\xff\x7f\x85", "in 6 bytes"),
+        (b"K\x06\x85", b"\x8a\x09\xff\xff\xff\xff\xff\xff\xff\xff\x7f\x85", "not made of numbers"),
+        (b"K\x06\x85", b"\x88\x85", "not made of numbers"),
+        (b"K\x06\x85", b")", "asks for a numpy array of shape ()"),
+        (b"C\x06abcdef", b"]", "of an unknown kind"),
+        (b"\x89C\x06", b"\x88C\x06", "another layout"),
+        (b"cnumpy\nndarray", b"cnumpy\ndtype", "of an unknown kind"),
+        (b"cnumpy\nndarray", b"cbuiltins\neval", "asks for builtins.eval"),
+        (b"X\x02\x00\x00\x00u1", b"X\x01\x00\x00\x00O", "numpy.dtype('O')"),
+    ):
+        assert old in whole
+        with refused("x: ", words):
+            loads(whole.replace(old, new), "x")
+    circle = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87Rq\x00h\x00b."
+    with refused("x: ", "a state to be set"):
+        loads(circle, "x")
+    with refused("x: ", "asks for a call"):  # a string is no name, whatever it says
+        loads(b"V_codecs.encode\n(Va\nVlatin1\ntR.", "x")
+
+
 def test_shared_and_deep_and_circular_pickles():
     laughs = b"]q\x00" + b"".join(b"]q" + bytes([k + 1]) + (b"h" + bytes([k]) + b"a") * 9 for k in range(60)) + b"."
     with refused("x: the pickle is damaged"):  # sixty lists are left on the stack
@@ -661,13 +810,12 @@ def test_shared_and_deep_and_circular_pickles():
         (b"cos\nsystem\n(S'true'\ntR.", ["asks for os.system", "Only plain lists", "can run any program"]),
         (pickle.dumps(np.arange(3), protocol=2), ["asks for numpy", "save it again as lists of bytes and bool"]),
         (pickle.dumps({1, 2}, protocol=4), ["asks for EMPTY_SET"]),
-        (pickle.dumps(np.bool_(True), protocol=4), ["asks for numpy"]),
         (b"c_codecs\nencode\n(V a\nVutf-16\ntR.", ["asks for a call"]),
         (b"(.", ["ends inside a list"]),
         (b"NN.", ["damaged"]),
         (b"(q\x00]h\x00a.", ["damaged"]),
         (b"T" + struct.pack("<i", -5) + b".", ["inside an instruction"]),  # a step back would be for ever
-        (b"c_codecs\nencode\nK\x01R.", ["damaged"]),
+        (b"c_codecs\nencode\nK\x01R.", ["asks for a call"]),
     ],
 )
 def test_other_pickles_are_refused(raw, words):
@@ -692,6 +840,23 @@ def test_bin(tmp_path, protocol):
         equal(pairs.samples[row], PIXELS[k])
     assert pairs.samples.where(2) == f"{path}, image 2"
     equal(pickle.loads(pickle.dumps(pairs)).samples[1], PIXELS[1])
+
+
+@pytest.mark.parametrize("protocol", range(2, 6))
+def test_bin_with_numpy_arrays(tmp_path, protocol):
+    """As cv2.imencode gives them: in old versions as a column."""
+    kinds = [
+        np.frombuffer(PNGS[0], np.uint8), np.array(np.frombuffer(PNGS[1], np.uint8)).reshape(-1, 1),
+        PNGS[2], np.frombuffer(PNGS[0], np.uint8),
+    ]  # fmt: skip
+    for same in ([True, False], [np.bool_(True), np.bool_(False)], np.array([True, False])):
+        pairs = read_bin(write_bin(tmp_path / "lfw.bin", kinds, same, protocol))
+        assert (pairs.first.tolist(), pairs.second.tolist(), pairs.same.tolist()) == ([0, 2], [1, 0], [True, False])
+        for row in range(3):
+            equal(pairs.samples[row], PIXELS[row])
+    path = write_bin(tmp_path / "lfw.bin", [*kinds[:3], np.array([True, False])], [True, False], protocol)
+    with refused(f"{path}, pair 1", "not bytes but bytes, PlainArray"):
+        read_bin(path)
 
 
 def test_bin_refusals(tmp_path):
@@ -734,6 +899,35 @@ def test_lfw_pairs(tmp_path, space, head):
     assert pairs.same.tolist() == [True, False, True, False]
     assert (pairs.fold.tolist() if head == "2 1\n" else pairs.fold) == ([0, 0, 1, 1] if head == "2 1\n" else None)
     equal(pairs.samples[3], PIXELS[3])
+
+
+def test_lists_of_trials(tmp_path):
+    """VoxCeleb's, Kaldi's, and a name without an ending; which it is follows from all lines."""
+    fill(tmp_path, ["a/1.png", "a/2.png", "b/1.png"])
+    for text in (
+        "1 a/1.png a/2.png\n0 a/1.png b/1.png\n",
+        "a/1 a/2 target\na/1 b/1 nontarget\n",
+        "a/1.png\ta/2.png\t1\na/1.png\tb/1.png\t0\n",
+        "a,b,target\na/1.png,a/2.png,1\na/1.png,b/1.png,0\n",
+    ):
+        path = write(tmp_path / ("x.csv" if text[1] == "," else "x.txt"), text.encode())
+        pairs = read_pairs(path)
+        assert (pairs.first.tolist(), pairs.second.tolist(), pairs.same.tolist()) == ([0, 0], [1, 2], [True, False])
+        assert [name.removesuffix(".png") for name in pairs.names] == ["a/1", "a/2", "b/1"]
+        assert (pairs.fold, pairs.people) == (None, None)
+    with refused(f"{path.parent / 'y.txt'}, line 2: expected `1 a b` or `0 a b`"):
+        list(map(str, read_pairs(write(tmp_path / "y.txt", b"1 a/1 a/2\n2 a/1 b/1\n0 a/1 b/1\n"))))
+    numbers = list(read_list(write(tmp_path / "z.txt", b"1 12 15\n0 12 77\n")))
+    assert [(p.first, p.second, p.same) for p in numbers] == [("12", "15", True), ("12", "77", False)]
+    people = list(read_list(write(tmp_path / "z.txt", b"12 1 2\n12 1 77 3\n")))
+    assert [p.people for p in people] == [("12", "12"), ("12", "77")]
+
+
+def test_lists_of_one_kind():
+    check_both("x", [True, False])
+    for same, words in (([True] * 3, "no impostor pairs in it"), ([False] * 3, "no genuine pairs in it")):
+        with refused("x: there are ", words, "all 3 are", "Add"):
+            check_both("x", same)
 
 
 def test_lfw_refusals(tmp_path):
@@ -791,9 +985,7 @@ def test_csv_pairs_refusals(tmp_path):
             read_pairs(write(path, f"a,b,same,fold\n1.png,2.png,1,{fold}\n".encode()))
     with refused(f"{path}, line 2", "field larger than field limit"):
         read_pairs(write(path, b"a,b,same\n" + b"x" * 200_000 + b",2.png,1\n"))
-    with refused(
-        str(path), "must name the columns a or first, b or second, same or issame or label; got 'a,c,same'"
-    ):
+    with refused(str(path), "must name the columns a or first, b or second, same or issame or label or target"):
         read_pairs(write(path, b"a,c,same\n"))
 
 

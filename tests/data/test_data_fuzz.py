@@ -167,6 +167,10 @@ def make_images(folder: Path, text: str, name: str) -> Path:
     return write(folder / name, text.encode())
 
 
+def as_arrays(images: list[bytes]) -> list:
+    return [np.frombuffer(image, np.uint8).reshape((-1, 1) if k % 2 else -1) for k, image in enumerate(images)]
+
+
 def make_mnist(folder: Path, ending: str) -> Path:
     write_mnist(folder, PIXELS, np.uint8([0, 1, 2, 0, 1, 2]), tests=2, ending=ending)
     return folder / f"train-images-idx3-ubyte{ending}"
@@ -198,6 +202,10 @@ FORMATS = {
     "bin 0": (lambda f: write_bin(f / "a.bin", PNGS, [True, False, True], 0), read_bin),
     "bin 2": (lambda f: write_bin(f / "a.bin", PNGS, [True, False, True], 2), read_bin),
     "bin 4": (lambda f: write_bin(f / "a.bin", PNGS, [True, False, True], 4), read_bin),
+    "bin numpy 2": (lambda f: write_bin(f / "a.bin", as_arrays(PNGS), [True, False, True], 2), read_bin),
+    "bin numpy 4": (lambda f: write_bin(f / "a.bin", as_arrays(PNGS), [True, False, True], 4), read_bin),
+    "bin numpy 5": (lambda f: write_bin(f / "a.bin", as_arrays(PNGS), np.array([True, False, True]), 5), read_bin),
+    "trials": (lambda f: make_images(f, "1 Al/Al_0001 Al/Al_0002\n0 Al/Al_0003 Al/Al_0002\n", "t.txt"), read_pairs),
     "pairs.txt": (lambda f: make_images(f, "1 1\nAl 1 2\nAl\t2\tAl\t3\n", "pairs.txt"), read_pairs),
     "pairs.csv": (lambda f: make_images(f, CSV_PAIRS, "pairs.csv"), read_pairs),
     "list.csv": (lambda f: make_images(f, CSV_LIST, "list.csv"), read_csv),

@@ -296,6 +296,54 @@ def test_metadata(tmp_path, format):
     assert about["versions"]["torch"] == torch.__version__
 
 
+@pytest.mark.parametrize("format", list(formats.ENDINGS))
+def test_how_images_are_prepared_is_in_the_file(tmp_path, format):
+    """By Pillow alone, following the metadata: the same embeddings as from the image files."""
+    trained = made(shape=RGB)
+    path = tmp_path / f"it{formats.ENDINGS[format]}"
+    export(trained, path, format=format)
+    flat, about = described(path, format)
+    assert flat["resize"].startswith("bilinear, antialiased, as pillow does; stretched")
+    takes = about["input"]
+    prepared = takes["images"]
+    assert (prepared["filter"], prepared["antialias"], prepared["library"]) == ("bilinear", True, "pillow")
+    rng = np.random.default_rng(0)
+    photo = Image.fromarray(rng.integers(0, 256, (60, 90, 3), dtype=np.uint8))
+    photo.save(tmp_path / "a.png")
+    _, height, width, _ = takes["shape"]
+    raw = {}
+    for name in ("bilinear", "nearest"):
+        small = photo.resize((width, height), Image.Resampling[name.upper()])
+        raw[name] = np.array(small)[None]
+    found = embed(open_model(path if format == "onnx" else trained), tmp_path / "a.png").embeddings
+    cosines = {name: float(trained.embed(pixels)[0].numpy() @ found[0]) for name, pixels in raw.items()}
+    assert cosines["bilinear"] == pytest.approx(1, abs=1e-5)
+    assert cosines["nearest"] < 0.9999
+
+
+def test_a_file_that_wants_other_images_is_refused(tmp_path):
+    """And one written before there were words for it is read as it was."""
+    export(made(shape=RGB), tmp_path / "it.onnx")
+    for side in (20, 30):
+        Image.new("RGB", (side, side)).save(tmp_path / f"{side}.png")
+    images = [tmp_path / "20.png", tmp_path / "30.png"]
+    model = onnx.load(tmp_path / "it.onnx")
+    (entry,) = (p for p in model.metadata_props if p.key == "hypermargin")
+    about = json.loads(entry.value)
+    del about["input"]["images"]
+    entry.value = json.dumps(about)
+    onnx.save(model, tmp_path / "older.onnx")
+    assert len(embed(open_model(tmp_path / "older.onnx"), images[0]).embeddings) == 1
+    about["input"]["images"] = {"filter": "lanczos", "antialias": True, "something": "new"}
+    entry.value = json.dumps(about)
+    onnx.save(model, tmp_path / "other.onnx")
+    other = open_model(tmp_path / "other.onnx")
+    with pytest.raises(ValueError, match="resized with filter 'lanczos'; this version has 'bilinear' alone"):
+        embed(other, images[0])
+    with pytest.raises(ValueError, match="resized with filter 'lanczos'"):
+        verify(other, images, threshold=0.5)
+
+
 def test_other_inputs_are_described(tmp_path):
     for shape, scaling, wanted in [
         (GRAY, None, (["N", 8, 8], "uint8", "NHW", "gray")),
@@ -642,7 +690,16 @@ def test_verify_as_json(place, run):
     assert (code, err) == (0, "")
     found = json.loads(out)
     assert [match["same"] for match in found["matches"]] == [True, False]
-    assert (found["threshold"], found["origin"]) == (0.9999, "given")
+    assert (found["threshold"], found["origin"], found["support"]) == (0.9999, "given", None)
+    code, out, err = run("verify", place / "run.onnx", *images, "--json", "--far=0.001")
+    assert code == 0
+    assert err.startswith(
+        "the threshold for FAR 0.001 rests on 2 of 2,000 impostor pairs of 10 identities: the true"
+    )
+    assert err.count("\n") == 1
+    support = json.loads(out)["support"]
+    assert (support["accepted"], support["enough"]) == (2, False)
+    assert support["low"] < 0.001 < support["high"] < support["at_most"]
 
 
 def test_commands(place, tmp_path, run):

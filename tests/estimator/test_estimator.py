@@ -33,9 +33,10 @@ PLAIN = {"margin": "none", "unit_weight": False, "unit_features": False}
 # One of each kind: s fitted, angle only, both, alternated, free features, logistic regression, kernels.
 KINDS = {
     "auto": {},
-    "angle": {"scale": 20.0},
-    "both": {"unit_weight": False},
-    "alternated": {"unit_weight": False, "alternate": True},
+    "arcface": {"margin": "arcface"},
+    "angle": {"margin": "arcface", "scale": 20.0},
+    "both": {"margin": "arcface", "unit_weight": False},
+    "alternated": {"margin": "arcface", "unit_weight": False, "alternate": True},
     "l-softmax": {"margin": "sphereface", "unit_weight": False, "unit_features": False},
     "plain": PLAIN,
     "rbf": {"kernel": "rbf"},
@@ -53,14 +54,15 @@ def classifier(kind, **more):
     return MarginSoftmaxClassifier(**(KINDS[kind] | more))
 
 
-@parametrize_with_checks([classifier(kind) for kind in ("auto", "rbf")])
+@parametrize_with_checks([classifier(kind) for kind in ("auto", "rbf")] + [MarginSoftmaxClassifier(m="auto")])
 def test_scikit_learns_own_checks(estimator, check):
     check(estimator)
 
 
 @pytest.mark.slow
 @parametrize_with_checks(
-    [classifier(kind) for kind in ("angle", "both", "alternated", "l-softmax", "plain")]
+    [classifier(kind) for kind in ("angle", "both", "alternated", "l-softmax", "plain", "arcface")]
+    + [MarginSoftmaxClassifier(m="auto", **KINDS[kind]) for kind in ("both", "rbf", "import")]
     + [MarginSoftmaxClassifier(margin) for margin in margins.names()]
     + [MarginSoftmaxClassifier(solver="adam", random_state=0), MarginSoftmaxClassifier(kernel="poly")]
     + [MarginSoftmaxClassifier(kernel="rbf", approximation="import", n_components=10)]
@@ -131,7 +133,7 @@ def test_the_minimum_does_not_depend_on_the_start(load, margin):
 
 
 @pytest.mark.parametrize("load", [load_wine, load_breast_cancer])
-@pytest.mark.parametrize("kind", ["auto", "alternated"])
+@pytest.mark.parametrize("kind", ["arcface", "alternated"])
 def test_where_angle_and_magnitude_settle_neither_wants_to_move(kind, load):
     """On breast cancer they overshoot each other if both have their way."""
     X, y = standardised(load)
@@ -142,8 +144,8 @@ def test_where_angle_and_magnitude_settle_neither_wants_to_move(kind, load):
     _, turning, _ = Objective(data, model.margin_, 0.0, model.magnitudes_)(model.class_vectors_, None)
     _, stretching = MagnitudeObjective(data, data.X @ model.class_vectors_.T, model.alpha_)(model.magnitudes_)
     assert np.abs(turning).max() < 1e-4
-    assert np.abs(stretching.sum() if kind == "auto" else stretching).max() < 1e-6
-    assert (np.ptp(model.magnitudes_) == 0) == (kind == "auto")
+    assert np.abs(stretching.sum() if kind == "arcface" else stretching).max() < 1e-6
+    assert (np.ptp(model.magnitudes_) == 0) == (kind == "arcface")
 
 
 def test_a_margin_turns_the_class_vectors_away_from_each_other():
@@ -251,9 +253,9 @@ def test_probabilities_and_decisions_agree(kind):
             np.testing.assert_allclose(1 / (1 + np.exp(-z)), p[:, 1], rtol=1e-9)
         else:
             np.testing.assert_allclose(np.exp(z) / np.exp(z).sum(1, keepdims=True), p, rtol=1e-9)
-        if hasattr(model, "coef_"):
+        if hasattr(model, "boundary_coef_"):
             length = np.hypot(np.linalg.norm(X, axis=1), model.intercept_scaling_) if model.unit_features else 1.0
-            linear = (X @ model.coef_.T + model.intercept_).T / length
+            linear = (X @ model.boundary_coef_.T + model.boundary_intercept_).T / length
             np.testing.assert_allclose(linear.T.squeeze(), z, atol=1e-9)
         assert np.abs(model.transform(X)).max() <= 1 + 1e-12
         assert model.score(X, y) > 0.9
@@ -318,7 +320,7 @@ def test_a_warm_start_begins_where_the_last_fit_ended():
         first = model.n_iter_
         assert model.fit(X, y).n_iter_ < first / 3, kind
     model.fit(X[:, :30], y)  # other features: from the beginning
-    assert model.coef_.shape == (10, 30)
+    assert model.boundary_coef_.shape == (10, 30)
 
 
 def test_early_stopping_keeps_the_best():
@@ -412,7 +414,7 @@ def test_nothing_of_an_earlier_fit_stays():
     X, y = standardised(load_iris)
     model = MarginSoftmaxClassifier(early_stopping=True, random_state=0).fit(X, y)
     model.set_params(kernel="rbf", early_stopping=False, transform_to="features").fit(X, y)
-    assert not hasattr(model, "coef_")
+    assert not hasattr(model, "boundary_coef_")
     assert not hasattr(model, "validation_scores_")
     assert len(model.get_feature_names_out()) == model.transform(X).shape[1]
     model.set_params(kernel="linear", transform_to="cosines").fit(X, y)
@@ -520,8 +522,9 @@ def test_verbose_prints_the_loss(capsys):
     [
         ({"margin": "arc"}, "unknown margin 'arc'.*Did you mean 'arcface'"),
         ({"margin": 3}, r"margin must be a Margin such as .*got 3"),
+        ({"m": "big"}, 'm must be a number or "auto" for ArcFace; got .big'),
         ({"m": -1.0}, r"ArcFace\(m=…\) must lie in \[0, 3.14159\); got -1"),
-        ({"margin": "combined", "m": 0.1}, "m must be 3 numbers, m1, m2, m3, for Combined; got 0.1"),
+        ({"margin": "combined", "m": 0.1}, "m must be 3 numbers, m1, m2, m3, or .auto. for Combined; got 0.1"),
         ({"scale": -2}, r'scale must be a number in \(0, inf\) or "auto"; got -2'),
         ({"scale": "big"}, "scale must be a number .*got 'big'"),
         ({"alpha": -1}, r"alpha must be a number in \[0, inf\)"),

@@ -113,7 +113,7 @@ def test_the_dual_coefficients_are_the_model(load, approximation):
     ).fit(X[::3], y[::3])
     np.testing.assert_array_equal(model.support_vectors_, X[::3][model.support_])
     length = np.hypot(1.0, model.intercept_scaling_)  # |φ(x)| = 1 for rbf
-    z = (rbf(X, model.support_vectors_) @ model.dual_coef_.T + model.intercept_) / length
+    z = (rbf(X, model.support_vectors_) @ model.dual_coef_.T + model.boundary_intercept_) / length
     np.testing.assert_allclose(z.squeeze(), model.decision_function(X), atol=1e-4)
     assert not hasattr(model, "coef_")
 

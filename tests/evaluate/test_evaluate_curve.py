@@ -1,5 +1,6 @@
 """The curve, k-fold accuracy and units against scikit-learn, brute force and published arithmetic."""
 
+import json
 import math
 
 import numpy as np
@@ -7,10 +8,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import beta
 from sklearn.metrics import roc_auc_score, roc_curve
 from sklearn.model_selection import KFold
 
 from hypermargin.evaluate import Thresholds, from_scores, kfold, units
+from hypermargin.evaluate.thresholds import clopper_pearson
 
 seeds = st.integers(0, 2**32 - 1)
 
@@ -180,3 +183,37 @@ def test_thresholds_survive_the_disk(tmp_path):
     (tmp_path / "thresholds.json").write_text("{}")
     with pytest.raises(ValueError, match="is damaged"):
         Thresholds.read(tmp_path)
+
+
+def test_clopper_and_pearson_are_scipys():
+    for seen, of in ((0, 10), (2, 21274), (10, 10), (1, 1), (30, 400), (9_999, 50_000), (500, 600)):
+        low, high = clopper_pearson(seen, of)
+        assert low == pytest.approx(0 if seen == 0 else beta.ppf(0.025, seen, of - seen + 1), rel=1e-6)
+        assert high == pytest.approx(1 if seen == of else beta.ppf(0.975, seen + 1, of - seen), rel=1e-6)
+    low, high = clopper_pearson(20_000, 10**8)  # beyond the sums: the normal one
+    assert (low, high) == pytest.approx(
+        (beta.ppf(0.025, 20_000, 10**8 - 20_000 + 1), beta.ppf(0.975, 20_001, 10**8 - 20_000)), rel=1e-4
+    )
+
+
+def test_what_a_threshold_rests_on(tmp_path):
+    """21 people with ten images each: the FAR of 1e-4 rests on two pairs, and was .23 % among others."""
+    known = Thresholds(0.3, {0.01: 0.4, 1e-3: 0.45, 1e-4: 0.5}, "validation", 21, 945, 21_000, 5)
+    few = known.support(1e-4)
+    assert (few.accepted, few.impostor, few.identities, few.enough) == (2, 21_000, 21, False)
+    assert few.high < 0.0023 < few.at_most == pytest.approx(beta.ppf(0.975, 3, 208))  # of 210 twos
+    assert few.words() == (
+        "the threshold for FAR 0.0001 rests on 2 of 21,000 impostor pairs of 21 identities: the true rate may be "
+        "0.0012 % to 0.034 %, up to 3.4 % if the pairs of two people go together (95 %), and more among other "
+        "people. Take a FAR of 0.0005 or more, or measure thresholds on some 46 identities."
+    )
+    assert known.support(1e-3).accepted == 21
+    assert known.support(1e-3).enough
+    known.save(tmp_path)
+    written = json.loads((tmp_path / "thresholds.json").read_text())["support"]
+    assert [each["enough"] for each in written.values()] == [True, True, False]
+    assert written["0.0001"]["at_most"] == few.at_most
+    assert Thresholds.read(tmp_path) == known
+    unknown = Thresholds(0.3, {0.01: 0.4}, "", 0, 50, 500, 0).support(0.01)  # scores, whoever's
+    assert unknown.at_most == unknown.high
+    assert "impostor pairs: the true rate" in unknown.words()

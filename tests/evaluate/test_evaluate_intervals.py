@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from hypermargin.evaluate import from_scores, verification
+from hypermargin.evaluate import evaluate, from_scores, verification
 
 FAR = (0.1, 0.01)
 Z = NormalDist().inv_cdf(0.975)
@@ -173,7 +173,7 @@ def test_refused():
     x, y = people(0)
     scores, same, first, second = all_pairs(x, y)
     for compute, words in (
-        (lambda: verification(x, y, confidence=1.0), r"confidence must lie in \(0, 1\)"),
+        (lambda: verification(x, y, confidence=1.0), r"confidence must lie in \[0, 1\)"),
         (lambda: verification(x, y, confidence=0.9, method="boot"), "method must be one of.*Did you mean"),
         (lambda: from_scores(scores, same, confidence=0.9, method="jackknife"), "Give identities"),
         (lambda: from_scores(scores, same, confidence=0.9, identities=(first, second[1:])), "two arrays of shape"),
@@ -185,3 +185,22 @@ def test_refused():
     ):
         with pytest.raises(ValueError, match=words):
             compute()
+
+
+def test_no_confidence_is_none_or_nought():
+    """The command's --confidence 0 and the library's None are one thing, in every function that takes it."""
+    x, y = people(0, 12)
+    scores, same, *_ = all_pairs(x, y)
+    for made in (
+        lambda confidence: verification(x, y, confidence=confidence),
+        lambda confidence: from_scores(scores, same, confidence=confidence),
+        lambda confidence: evaluate(x, y, confidence=confidence).verification,
+    ):
+        assert made(0) == made(0.0) == made(None)
+        assert made(0).intervals is None
+        for bad in (1, -0.1, 95):
+            with pytest.raises(
+                ValueError, match=rf"confidence must lie in \[0, 1\).*got {bad}.*0 or None: no interv"
+            ):
+                made(bad)
+    assert evaluate(x, y, confidence=0).confidence is None

@@ -17,6 +17,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import hypermargin as hm
 from hypermargin import MarginHead, create_head, heads
 from hypermargin.advise import adacos_scale, smallest_scale
+from hypermargin.common.tensor_files import read_state
 from hypermargin.heads.insightface import insightface_range
 from hypermargin.heads.look import lengths
 from hypermargin.heads.reading import read_one
@@ -899,9 +900,7 @@ def test_what_others_write(tmp_path):
     assert torch.equal(found.bias, model[1].bias)
     heads.write(found, tmp_path / "fc.pt", format="linear")
     model[1].load_state_dict(torch.load(tmp_path / "fc.pt", weights_only=True))
-    with pytest.raises(
-        ValueError, match=r"there is no weight. It has state_dict.0., state_dict.1.; name one as prefix"
-    ):
+    with pytest.raises(ValueError, match=r"there is no weight. It has 0., 1.; name one as prefix"):
         heads.read(tmp_path / "model.pt")
     torch.save({f"module.{k}": v for k, v in theirs.state_dict().items()}, tmp_path / "ddp.pt")
     assert heads.read(tmp_path / "ddp.pt").format == "metric-learning"
@@ -921,6 +920,34 @@ def test_insightface_shards_are_small_files(tmp_path, world):
     assert torch.equal(heads.read(paths[::-1], classes=501).weight, W)
 
 
+def test_a_program_and_a_whole_module_are_refused_in_our_words(tmp_path):
+    """Torch's own advise to switch off what protects."""
+    network = nn.Sequential(nn.Linear(4, D))
+    torch.jit.script(network).save(str(tmp_path / "script.pt"))
+    torch.save(network, tmp_path / "whole.pth")
+    torch.save(network, tmp_path / "old.ckpt", _use_new_zipfile_serialization=False)
+    for name, words in (
+        ("script.pt", "it is a TorchScript program, which is not read"),
+        ("whole.pth", "holds Python objects such as torch.nn.modules.container.Sequential"),
+        ("old.ckpt", "holds Python objects such as torch.nn.modules.container.Sequential"),
+    ):
+        for read in (heads.read, read_state):
+            with pytest.raises(ValueError, match=f"{name}: .*{words}.*torch.save") as error:
+                read(tmp_path / name)
+            assert "weights_only" not in str(error.value)
+
+
+def test_a_lightning_checkpoint(tmp_path):
+    state = {"model.0.weight": torch.randn(D, 4), "head.weight": torch.randn(10, D)}
+    content = {"epoch": 3, "pytorch-lightning_version": "2.4.0", "hyper_parameters": {"lr": 0.1}, "callbacks": {}}
+    content |= {"optimizer_states": [{"state": {0: {"exp_avg": torch.randn(3)}}}], "state_dict": state}
+    torch.save(content, tmp_path / "last.ckpt")
+    assert torch.equal(heads.read(tmp_path / "last.ckpt").weight, state["head.weight"])
+    for prefix in ("model.0.", "state_dict.model.0."):
+        assert torch.equal(heads.read(tmp_path / "last.ckpt", prefix=prefix).weight, state["model.0.weight"])
+    assert read_state(tmp_path / "last.ckpt").keys() == state.keys()
+
+
 class Bad:
     def __init__(self, path):
         self.path = str(path)
@@ -937,7 +964,7 @@ def test_a_malicious_file_is_not_run(tmp_path):
     np.save(tmp_path / "c.npy", np.array([Bad(mark)], dtype=object), allow_pickle=True)
     torch.save(nn.Linear(3, 3), tmp_path / "d.pt")  # a module, not a state_dict
     for name in "a.pt", "b.pt", "c.npy", "d.pt":
-        with pytest.raises(ValueError, match=f"{name}: it is damaged, or holds Python objects, which are not read"):
+        with pytest.raises(ValueError, match=f"{name}: it is damaged, or holds Python objects"):
             heads.read(tmp_path / name)
     assert not mark.exists()
     pickle.loads((tmp_path / "b.pt").read_bytes()).close()

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import multiprocessing
 import os
+import pickle
 import shutil
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
+from sklearn.datasets import load_iris
 
 import hypermargin as hm
 from hypermargin import data, evaluate, life, schedule, training
@@ -171,6 +173,25 @@ def of_run(folder):
     return found
 
 
+def estimators():
+    """Fitted estimators in a pickle, as joblib or a web service keeps them, and what they say."""
+    X, y = load_iris(return_X_y=True)
+    X = (X - X.mean(0)) / X.std(0)
+    models = {
+        "default": hm.MarginSoftmaxClassifier(),
+        "free": hm.MarginSoftmaxClassifier("cosface", unit_features=False),
+        "kernel": hm.MarginSoftmaxClassifier(kernel="rbf", approximation="import", n_components=5),
+    }
+    found = {}
+    for name, model in models.items():
+        model.fit(X, y)
+        found[name] = {"decisions": model.decision_function(X[::7]).tolist()}
+        if hasattr(model, "coef_"):
+            found[name] |= {"coef": model.coef_.tolist(), "intercept": model.intercept_.tolist()}
+    (OUT / "estimators.pkl").write_bytes(pickle.dumps(models, protocol=4))
+    (OUT / "estimators.json").write_text(json.dumps(found) + "\n")
+
+
 def main():
     assert hm.__version__ == "0.1.0", hm.__version__
     assert hasattr(hm, "life"), "this is the package as it is now; set PYTHONPATH to the src of 0.1"
@@ -180,6 +201,7 @@ def main():
     OUT.mkdir(exist_ok=True)
     os.chdir(OUT)  # so that the runs name their data as images.npz
     images()
+    estimators()
     x, y = inputs()
     expected = {"inputs": {"features": x.tolist(), "labels": y.tolist()}, "heads": heads(), "sharded": sharded()}
     training.train(training.Config(**ALONE), "alone", quiet=True)

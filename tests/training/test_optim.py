@@ -144,6 +144,33 @@ def test_settings_reach_the_optimiser():
     ]
 
 
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("name", ["adamw", "sgd", "sampled"])
+def test_a_loaded_state_takes_the_layout_of_its_weights(name, half):
+    """Of a channels_last convolution, read from a file where everything is rows; and the other way round."""
+    torch.manual_seed(0)
+    settings = {"name": "sgd" if name == "sampled" else name, "sampled": name == "sampled"}
+    models, optimisers = [], []
+    for layout in (torch.channels_last, torch.contiguous_format):
+        torch.manual_seed(0)
+        models.append(nn.Conv2d(3, 4, 3, bias=False).to(memory_format=layout))
+        head = create_head("cosface", 8, 5)
+        optimisers.append(create_optimizer(models[-1], head, lr=0.1, weight_decay=0.1, half=half, **settings))
+
+    def step(seed):
+        grad = torch.randn(4, 3, 3, 3, generator=torch.Generator().manual_seed(seed))
+        for model, optimizer in zip(models, optimisers, strict=True):
+            model.weight.grad = torch.empty_like(model.weight).copy_(grad)
+            optimizer.step()
+        torch.testing.assert_close(models[0].weight, models[1].weight)
+
+    step(1)
+    states = [copy.deepcopy(optimizer.state_dict()) for optimizer in optimisers]
+    for optimizer, state in zip(optimisers, reversed(states), strict=True):
+        optimizer.load_state_dict(state)
+    step(2)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

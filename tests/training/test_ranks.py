@@ -1,5 +1,6 @@
 """`train` on several processes: the result does not depend on how many there are, nor on when that changes."""
 
+import contextlib
 import copy
 import hashlib
 import json
@@ -7,6 +8,8 @@ import os
 import pickle
 import re
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import time
@@ -20,7 +23,8 @@ from team import assert_close, final, network
 from torch import nn
 
 import hypermargin as hm
-from hypermargin.training import Config, checkpoint, load, train
+from hypermargin import files
+from hypermargin.training import Config, checkpoint, dcp, load, loop, train
 from hypermargin.training.evaluation import Parts, kept_promises
 from hypermargin.training.ranks import Ranks, SyncedBatchNorm, least_rows, sync_batch_norm
 from hypermargin.training.run import read_split
@@ -69,9 +73,10 @@ def test_as_alone(settings, alone, tmp_path):
     metrics = in_ranks(2, settings, folder, True)
     assert metrics[0] == metrics[1]
     assert_close(alone(settings), folder)
-    assert metrics[0]["test"] == pytest.approx(
-        json.loads((alone(settings) / "result.json").read_text())["metrics"]["test"], abs=0.02
-    )
+    results = [json.loads((each / "result.json").read_text()) for each in (folder, alone(settings))]
+    assert metrics[0]["test"] == pytest.approx(results[1]["metrics"]["test"], abs=0.02)
+    assert results[0]["step"] == results[1]["step"]  # they choose alike
+    assert results[0]["why"].split(",")[0] == results[1]["why"].split(",")[0]
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +114,36 @@ def test_one_process_hands_over_to_three(alone, tmp_path):
     assert_close(alone(settings), folder)
 
 
+CONVOLUTIONS = {"head": "arcface", "model": "lenet++", "model_set": {"width": 4}, "ema": 0.9}
+
+
+@pytest.fixture(scope="module")
+def convolutions_by_three(tmp_path_factory):
+    """Runs of three ranks that were stopped in the middle; channels_last in memory, rows in the files."""
+    done = {}
+
+    def get(optimizer):
+        if optimizer not in done:
+            done[optimizer] = tmp_path_factory.mktemp("three") / "run"
+            in_ranks(3, {**CONVOLUTIONS, "optimizer": optimizer, "lr": 0.002}, done[optimizer], False, (2, 4))
+        return done[optimizer]
+
+    return get
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("sgd", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("world", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
+def test_moments_stay_with_their_weights(world, optimizer, convolutions_by_three, alone, tmp_path):
+    settings = {**CONVOLUTIONS, "optimizer": optimizer, "lr": 0.002}
+    folder = copy_of(convolutions_by_three(optimizer), tmp_path)
+    assert checkpoint.load_last(folder / "checkpoints", print).step < final(alone(settings))[0].step
+    if world == 1:
+        team.run(settings, folder, True)
+    else:
+        in_ranks(world, settings, folder, True)
+    assert_close(alone(settings), folder)
+
+
 def test_killed(alone, tmp_path):
     """kill -9 of one rank: the others say so soon, and two go on from the last checkpoint to the same end."""
     settings = RUNS["arcface adamw averaged"]
@@ -121,6 +156,143 @@ def test_killed(alone, tmp_path):
     assert 4 <= before < final(alone(settings))[0].step
     in_ranks(2, settings, folder, True)
     assert_close(alone(settings), folder)
+
+
+def test_sigterm_to_all(alone, tmp_path):
+    """As torchrun passes it on: one checkpoint, at the same step for all."""
+    settings, folder = RUNS["arcface adamw averaged"], tmp_path / "run"
+    said = in_ranks(3, settings, folder, False, (None, 3))
+    assert all(re.match(r"Interrupted: stopped at step \d+ of \d+, everything saved", words) for words in said), (
+        said
+    )
+    assert len(set(said)) == 1
+    in_ranks(2, settings, folder, True)
+    assert_close(alone(settings), folder)
+
+
+def test_a_second_ctrl_c(alone, tmp_path):
+    """The one that is told ends at once, without saving; the others say that they lost it."""
+    settings, folder = RUNS["arcface adamw averaged"], tmp_path / "run"
+    said = in_ranks(3, settings, folder, False, (1, 3, signal.SIGINT, signal.SIGINT))
+    assert said[1] == "KeyboardInterrupt: "
+    for rank in (0, 2):
+        assert re.match(rf"LostRankError: rank {rank} of 3 lost the others: one of them ended", said[rank]), said
+    assert checkpoint.load_last(folder / "checkpoints", print).step == 2
+    in_ranks(2, settings, folder, True)
+    assert_close(alone(settings), folder)
+
+
+def dying(folder, who, operations, resume=True):
+    """A rank that is killed, as by kill -9, at its n-th operation that writes, moves or removes files."""
+    if torch.distributed.get_rank() == who:
+        left = [operations]
+
+        def counted(real):
+            def operation(*args, **options):
+                left[0] -= 1
+                if not left[0]:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return real(*args, **options)
+
+            return operation
+
+        files.sync = checkpoint.sync = counted(files.sync)
+        os.replace, shutil.rmtree = counted(os.replace), counted(shutil.rmtree)
+        torch.save, dcp.write = counted(torch.save), counted(dcp.write)
+    return team.run(RUNS["arcface adamw averaged"], folder, resume)
+
+
+# Rank 1 before and after its part of the first checkpoint; rank 0 before it is moved into place and afterwards.
+@pytest.mark.parametrize(
+    ("who", "operations"),
+    [(1, 1), (0, 14), *(pytest.param(who, n, marks=pytest.mark.slow) for who in (0, 1) for n in range(2, 26, 3))],
+)
+def test_killed_during_a_save(who, operations, alone, tmp_path):
+    folder = tmp_path / "run"
+    said = team.ranks(3, "test_ranks", "dying", folder, who, operations, timeout=20)
+    for rank in {0, 1, 2} - {who}:
+        if said[who] is None:
+            assert re.match(rf"LostRankError: rank {rank} of 3 lost the others: one of them ended", said[rank]), (
+                said
+            )
+    for path in checkpoint.steps(folder / "checkpoints"):
+        checkpoint.check(path)  # each is whole
+    in_ranks(2, RUNS["arcface adamw averaged"], folder, True)
+    assert_close(alone(RUNS["arcface adamw averaged"]), folder)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads have names in Linux's /proc")
+def test_nothing_holds_the_group(tmp_path):
+    """A thread of gloo that is alive when the interpreter goes may abort a process that has done its work."""
+    with contextlib.ExitStack() as stack:
+        free = [stack.enter_context(socket.socket()) for _ in range(3)]
+        for each in free:
+            each.bind(("127.0.0.1", 0))
+        ports = [each.getsockname()[1] for each in free]
+    said = team.ranks(3, "test_ranks", "let_go", tmp_path, ports, wait=180)
+    for rank, (found, *left) in enumerate(said):
+        assert [words.partition(":")[0] for words in found] == [
+            "finished", "finished", "Interrupted", "KeyError" if rank == 1 else "LostRankError",
+        ]  # fmt: skip
+        assert left == [[], [], [], []]
+
+
+def let_go(folder, ports):
+    """Runs in a group of the caller's and in their own, finished, stopped, failed; gloo's threads after each."""
+    found, left = [], []
+
+    def ended(name, *arguments):
+        os.environ["MASTER_PORT"] = str(ports[len(left) - 1])  # each meets anew
+        error = None
+        try:
+            team.run({"head": "arcface", "epochs": 1}, folder / name, *arguments)
+            found.append("finished")
+        except BaseException as problem:
+            error = problem  # kept until the threads are counted, as by a caller who does so
+            found.append(f"{type(error).__name__}: {error}")
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+        names = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+        left.append([name for name in names if "gloo" in name])
+
+    ended("theirs")
+    os.environ.update(MASTER_ADDR="127.0.0.1", WORLD_SIZE="3", RANK=str(team.RANK[0]))
+    ended("own")
+    ended("stopped", False, (None, 1))
+    if team.RANK[0] == 1:
+
+        def fail(*_):
+            raise KeyError("a rank that fails")
+
+        loop.Trainer._train_step = fail
+    ended("failed")
+    return found, *left
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fails", [False, True])
+def test_exit_codes_under_torchrun(fails, tmp_path):
+    """Forty runs from Python, by three processes that take the time between two threads to the extreme."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", script]
+    for turn in range(3 if fails else 40):
+        done = command([*torchrun, tmp_path / f"run-{turn}", int(fails)])
+        assert done.returncode == int(fails), (turn, done.stderr)
+        assert ("a rank that fails at the end" in done.stderr) == fails
+        assert "SIGABRT" not in done.stderr
+
+
+SCRIPT = f"""
+import os, sys
+from pathlib import Path
+sys.path.insert(0, {str(Path(team.__file__).parent)!r})
+import team
+sys.setswitchinterval(100)  # whoever waits for the interpreter waits until the end
+team.run({{"head": "arcface", "epochs": 1}}, Path(sys.argv[1]))
+if sys.argv[2] == "1" and os.environ["RANK"] == "2":
+    raise RuntimeError("a rank that fails at the end")
+"""
 
 
 @pytest.mark.slow
@@ -213,7 +385,6 @@ def test_a_disk_that_is_full_for_one_rank(tmp_path):
 
 def with_a_full_disk(folder):
     if torch.distributed.get_rank() == 1:
-        from hypermargin.training import dcp
 
         def full(*_):
             raise OSError(28, "No space left on device")
@@ -400,6 +571,8 @@ def test_centres_are_not_taken_for_the_prototypes_of_classes(tmp_path):
     settings = {"head": "arcface", "set": {"centres": 2, "scale": 8.0}, "epochs": 1, "shard_classes": None}
     team.run(settings, tmp_path / "run")
     trained = load(tmp_path / "run", network=team.network())
-    parts = Parts(trained, team.data(), read_split(tmp_path / "run" / "split.npz"))
+    parts = Parts(
+        trained, team.data(), read_split(tmp_path / "run" / "split.npz", len(team.data()), len(team.data().classes))
+    )
     with pytest.raises(ValueError, match="2 centres per class, so no class has one prototype"):
         kept_promises(parts)

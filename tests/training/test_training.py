@@ -97,7 +97,8 @@ def test_every_setting_has_words_and_a_flag(run, monkeypatch):
     ("settings", "error", "message"),
     [
         ({"epoch": 3}, ValueError, "unknown setting 'epoch'. Did you mean 'epochs'?"),
-        ({"epochs": 0}, ValueError, "epochs must be at least 1; got 0"),
+        ({"epochs": -1}, ValueError, "epochs must be at least 0; got -1"),
+        ({"batch": 0}, ValueError, "batch must be at least 1; got 0"),
         ({"epochs": "ten"}, TypeError, "epochs must be of type int; got 'ten' (str)"),
         ({"lr": True}, TypeError, "lr must be of type float; got True (bool)"),
         ({"lr": -1.0}, ValueError, "lr must be positive"),
@@ -277,7 +278,7 @@ def test_what_is_watched(name):
     if head.bias is not None:
         nn.init.normal_(head.bias)
     x, y = 3 * torch.randn(50, 7), torch.randint(0, 11, (50,))
-    seen = watch.look(head, x, y)
+    seen = watch.numbers(watch.look(head, x, y))
     angles = (F.normalize(x) @ F.normalize(head.weight.detach()).T).acos()
     own = angles.gather(1, y[:, None])[:, 0]
     rival = angles.scatter(1, y[:, None], 9.0).amin(1)
@@ -449,7 +450,7 @@ ARGUMENTS = (
 def test_the_command_without_a_terminal(tmp_path, npz, here):
     code, out, err = here("--data", npz, *ARGUMENTS, "--out", tmp_path / "run")
     assert code == 0, err
-    assert re.search(r"^test: loss \d\.\d+  acc [\d.]+%$", out, re.M)
+    assert re.search(r"^test: loss \d\.\d+  acc [\d.]+%  \(step \d+: .* on the validation part.*\)$", out, re.M)
     assert f"run: {tmp_path / 'run'}" in out
     assert "\x1b" not in err + out
     assert re.search(r"epoch 1  step 5/\d+  loss .* acc .* own .*° .* rival .*° .* \|x\| .*/s .* left", err)
@@ -516,7 +517,7 @@ def test_config_file_then_flags(tmp_path, npz, here):
         (["--set", "m", "--data", "digits"], "--set takes name=value"),
         (["--set", "m=9", "--data", "digits"], "ArcFace(m=…) must lie in"),
         (["--model", "lenet", "--data", "digits"], "Did you mean 'lenet++'"),
-        (["--epochs", "0", "--data", "digits"], "epochs must be at least 1"),
+        (["--epochs", "-1", "--data", "digits"], "epochs must be at least 0"),
         (["--config", "none.toml"], "there is no file none.toml"),
         (["--nonsense"], "No such option"),
     ],
@@ -572,7 +573,7 @@ def test_code_named_by_a_run_is_not_run_unasked(tmp_path, monkeypatch):
     train(config, tmp_path / "run", data=blobs(), quiet=True)
     (tmp_path / "imported").unlink()
     monkeypatch.delitem(sys.modules, "mynet")
-    with pytest.raises(RunError, match=r"names code of its own for the network, mynet:build"):
+    with pytest.raises(RunError, match=r"names code of its own for the network, model = 'mynet:build'"):
         load(tmp_path / "run")
     assert not (tmp_path / "imported").exists()
     assert load(tmp_path / "run", trust=True).embed(blobs().samples[:2]).shape == (2, 8)

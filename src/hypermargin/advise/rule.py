@@ -65,8 +65,8 @@ def recommend(
     less where its band would exceed φ/2, that is, be wider than the classes it leaves. Better than the default θ is
     the median target angle of your own training samples.
     """
-    checks.count("classes", classes, 2)
-    checks.count("dim", dim)
+    checks.count("classes", classes, 2, checks.MOST_CLASSES)
+    checks.count("dim", dim, 1, checks.MOST_DIM)
     check_probability(probability)
     if angle is not None:
         check_angle("angle", angle, zero=True)

@@ -7,7 +7,6 @@ inside where it can, and does its work within `plain_errors()`, so that bad inpu
 from __future__ import annotations
 
 import io
-import os
 import sys
 
 try:
@@ -49,10 +48,4 @@ def main() -> None:
             raise
         typer.echo(f"hypermargin: error: {' '.join(error.format_message().split())}", err=True)
         code = 2
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        # Under torchrun a thread of gloo may let go of its last tensor while the interpreter is being taken down,
-        # which aborts a process that has done its work. All files are closed by now.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code or 0)
     sys.exit(code)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -19,9 +20,12 @@ app = typer.Typer(
 )
 
 
+ALLOW_OLDER = "If the checkpoint is damaged, take the newest that is whole, and say so."
+
+
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """Turn the library's complaints about input, which name the argument already, into usage errors.
+    """Turn the library's complaints about input, which name the argument, into usage errors that name the flag.
 
     With HYPERMARGIN_DEBUG set, they keep their traceback.
     """
@@ -30,7 +34,46 @@ def plain_errors() -> Iterator[None]:
     except (ValueError, TypeError) as error:
         if os.environ.get("HYPERMARGIN_DEBUG"):
             raise
-        raise typer.BadParameter(str(error)) from None
+        raise typer.BadParameter(complaint(error)) from None
+
+
+def complaint(error: BaseException) -> str:
+    """Return what an error says, in the flags of the command under way."""
+    found = getattr(typer.main, "get_current_context", None)  # typer's own copy of click, or the real one
+    context = (found or typer.main.click.get_current_context)(silent=True)  # type: ignore[attr-defined]
+    return str(error) if context is None else in_flags(str(error), context.command.params)
+
+
+def in_flags(text: str, parameters: Sequence[Any]) -> str:
+    """Write names of a command's parameters as the flags they are: lr_warmup as --lr-warmup, m as --set m.
+
+    A name that is an English word too is only taken for one where a complaint begins, or before " = ".
+    """
+    flags = {each.name: option for each in parameters for option in each.opts[:1] if option.startswith("--")}
+    # What functions of the library call it.
+    for ours, theirs in (("out", "path"), ("head", "heads"), ("verify", "pairs")):
+        if ours in flags:
+            flags.setdefault(theirs, flags[ours])
+    if "force" in flags:
+        text = text.replace("replace=True (--force)", flags["force"]).replace("replace=True", flags["force"])
+    if "set" in flags:  # of the head, and of its margin
+        flags = {name: f"--set {name}" for name in (*OF_A_HEAD, "m", "m1", "m2", "m3")} | flags
+    if "m" in flags:
+        text = re.sub(r"^\w+\((m\d?)=…\) must", r"\1 must", text)  # ArcFace(m=…)
+    for name, flag in flags.items():
+        bare = rf"(?<![\w\-./'\",:]){name}"
+        text = re.sub(rf"^{name}(?= must\b| takes\b| needs\b| and [\w\-]+ both| = |: |\[)", flag, text)
+        text = re.sub(rf"(?<= and ){name}(?= both)|{bare}(?= = )|{bare}=True\b", flag, text)
+        if flag.startswith("--set "):
+            continue
+        text = re.sub(rf"{bare}=(['\"]?)(\w+)\1", rf"{flag} \2", text)
+        if "_" in name:
+            text = re.sub(rf"{bare}(?![\w\-/(=])(?!\.\w)", flag, text)
+    return text
+
+
+# Arguments of create_head that a user of the command line may set.
+OF_A_HEAD = "scale", "bias", "unit_features", "unit_weight", "centres", "learn_scale", "scale_floor", "learn_margin"
 
 
 @contextmanager

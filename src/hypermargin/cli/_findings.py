@@ -18,8 +18,10 @@ from hypermargin.evaluate.files import Scored
 from hypermargin.evaluate.report import SAME_LENGTH, verification_dict, verification_rows
 from hypermargin.training import Trained
 from hypermargin.training.evaluation import (
+    UNNAMED,
     Parts,
     classify,
+    familiar,
     features_of,
     kept_promises,
     margin_of,
@@ -120,9 +122,11 @@ class Findings:
         self.verification, self.thresholds = v, _named(chosen)
         self.samples = (features, labels) if max(g.norms.within, g.norms.between) >= SAME_LENGTH else None
         self.document |= result.to_dict()
+        supports = {far: chosen.support(far) for far in chosen.far}
         self.document["thresholds"] = {
             "chosen_on": chosen.part,
             "impostor": chosen.impostor,
+            "support": {far: dataclasses.asdict(each) for far, each in supports.items()},
             "points": [dataclasses.asdict(point) for point in points],
         }
         rows = result.rows()
@@ -138,40 +142,49 @@ class Findings:
             columns = "chosen for", "cosine", "angle", "squared L2", "FAR", "TAR"
             title = f"thresholds chosen on {where}"
             self.sections.append(Section(title, columns, [point.cells() for point in points]))
+        if few := [(f"FAR {s.far:g}", s.rests_on()) for s in supports.values() if not s.enough]:
+            self.sections.append(Section("thresholds that rest on few pairs", (), few))
 
     def add_pairs(self, name: str, pairs: Pairs, trained: Trained) -> None:
-        """Add pairs of images; whose they are is not in the file, so intervals are over pairs."""
+        """Add pairs of images, and whether the training set knows people of theirs."""
         feed = Feed(pairs.samples, trained.head.weight.device, on_bad=trained.config.on_bad)
-        features, read = features_of(trained, feed, np.arange(len(pairs.samples)))
-        scores, same, fold = score_pairs(pairs, features, read)
-        found = from_scores(scores, same, confidence=self.confidence)
-        self.document.setdefault("pairs", {})[name] = self._add_given(name, found, scores, same, fold)
+        scored = score_pairs(pairs, *features_of(trained, feed, np.arange(len(pairs.samples))))
+        found = from_scores(scored.scores, scored.same, identities=scored.identities, confidence=self.confidence)
+        document = self._add_given(name, found, scored)
+        known = familiar(pairs, trained.classes)
+        say(f"{name}: {known or UNNAMED}")
+        document["of_the_training_set"] = known and dataclasses.asdict(known)
+        self.document.setdefault("pairs", {})[name] = document
         for bad in (*pairs.bad, *feed.bad.values()):
             say(f"left out: {bad}")
 
-    def add_scores(self, given: Scored) -> None:
-        """Add somebody's scores, of whatever unit."""
-        self.unit = "score"
+    def add_scores(self, given: Scored, unit: str = "score", name: str = "") -> None:
+        """Add somebody's scores, of whatever unit; those of one of several lists of pairs by its name."""
+        self.unit = unit
         found = from_scores(given.scores, given.same, identities=given.identities, confidence=self.confidence)
-        whose = "identities" if given.identities else "pairs"
-        title = f"verification, intervals over {whose}" if self.confidence else "verification"
-        self.document |= self._add_given(title, found, given.scores, given.same, given.fold)
+        document = self._add_given(name or "verification", found, given)
+        if name:
+            self.document.setdefault("pairs", {})[name] = document
+        else:
+            self.document |= document
+        if found.auc < 0.5:
+            say("impostors score higher than genuine pairs. Are these distances? Higher has to mean more alike.")
         self.verification = found
         far = {f: found.thresholds[f] for f in found.supported}
         self.thresholds = _named(Thresholds(found.threshold, far, "", 0, found.genuine, found.impostor, 0))
 
-    def _add_given(
-        self, title: str, found: Verification, scores: Values, same: Values, fold: Values | None
-    ) -> dict[str, Any]:
+    def _add_given(self, title: str, found: Verification, given: Scored) -> dict[str, Any]:
         rows = [row[1:] for row in verification_rows(found, self.unit)]
         document = {"verification": verification_dict(found, self.confidence)}
-        if fold is not None or len(scores) >= 10:
-            folds = kfold(scores, same, 10 if fold is None else fold)
+        if given.fold is not None or len(given.scores) >= 10:
+            folds = kfold(given.scores, given.same, given.fold)
             document["folds"] = dataclasses.asdict(folds)
-            kind = f"its {len(folds.accuracies)}" if fold is not None else "ten contiguous"
+            kind = f"its {len(folds.accuracies)}" if given.fold is not None else "ten contiguous"
             rows.append(
                 (f"accuracy over {kind} folds", f"{100 * folds.accuracy:.2f} ± {100 * folds.error:.2f} %", "")
             )
+        whose = "identities" if given.identities else "pairs"
+        title += f", intervals over {whose}" if self.confidence else ""
         self.sections.append(Section(title, self._columns(), rows))
         return document
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_type_hints
 
 import typer
 
-from hypermargin.cli._app import plain_errors
+from hypermargin.cli._app import ALLOW_OLDER, plain_errors
 from hypermargin.cli._tables import Section
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ class Shared(NamedTuple):
         False
     )
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False
+    allow_older: Annotated[bool, typer.Option("--allow-older", help=ALLOW_OLDER)] = False
 
 
 def with_shared(work: Callable[..., None]) -> Callable[..., None]:
@@ -75,7 +76,7 @@ def read(files: list[Path], shared: Shared) -> Weights:
     """Read what the command works on."""
     from hypermargin import heads
 
-    return heads.read(files, prefix=shared.prefix, classes=shared.classes)
+    return heads.read(files, prefix=shared.prefix, classes=shared.classes, allow_older=shared.allow_older)
 
 
 def finish(weights: Weights, before: int, ids: Tensor, out: Path, ids_out: Path | None, shared: Shared) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from hypermargin.cli._app import app, plain_errors
+from hypermargin.cli._app import app, complaint, plain_errors
 from hypermargin.cli._flags import add_command, flag, given_settings, setting_flags
 from hypermargin.cli._tables import Section, show
 
@@ -38,6 +39,7 @@ def run(
     out: Path | None,
     config: Path | None,
     resume: bool,
+    trust: bool,
     **flags: Any,
 ) -> None:
     """Run the command with its flags; those not given are None or empty."""
@@ -55,14 +57,15 @@ def run(
         folder = out or Path("comparisons") / Path(str(given.get("data", "glyphs")).replace(":", "-")).stem
         try:
             if resume and (folder / "plan.json").exists():
-                plan = Plan.read(folder).grown(given, wanted, seeds, plane)
+                # With the settings of these flags alone: what they do not name must not look as if they had.
+                plan = replace(Plan.read(folder).grown(given, wanted, seeds, plane), settings=given)
             else:
                 numbers = {k: v for k, v in (("seeds", seeds), ("plane", plane)) if v is not None}
                 plan = Plan(given, wanted or HEADS, **numbers)
             with shown() as watch:
-                found = compare(plan, folder, resume=resume, jobs=jobs, watch=watch)
+                found = compare(plan, folder, resume=resume, jobs=jobs, trust=trust, watch=watch)
         except (RunError, OSError, ModuleNotFoundError) as error:
-            typer.echo(f"hypermargin: error: {error}", err=True)
+            typer.echo(f"hypermargin: error: {complaint(error)}", err=True)
             raise typer.Exit(1) from None
         except Interrupted as stop:
             typer.echo(f"{stop}. Go on with: hypermargin compare --out {folder} --resume", err=True)
@@ -108,6 +111,7 @@ def _flags() -> list[inspect.Parameter]:
         flag("out", Path | None, "the comparison's folder; default comparisons/DATA"),
         flag("config", Path | None, "a TOML file of settings; heads, seeds and plane may stand there too"),
         flag("resume", bool, "go on with the comparison in --out; with --head or --seeds, add to it", False),
+        flag("trust", bool, "with --resume: import the code that the comparison names (MODULE:FUNCTION)", False),
         *(each for each in setting_flags() if each.name not in OWN),
     ]
 

@@ -17,6 +17,7 @@ def data(
     color: Annotated[str, typer.Option(help="auto, gray or rgb.")] = "auto",
     samples_key: Annotated[str | None, typer.Option(help="Name of the samples in an npz file.")] = None,
     labels_key: Annotated[str | None, typer.Option(help="Name of the labels in an npz file.")] = None,
+    levels: Annotated[int | None, typer.Option(help="How many folders name an identity.", min=1)] = None,
     on_bad: Annotated[str, typer.Option(help="error, or skip to list unreadable samples instead.")] = "error",
     check: Annotated[bool, typer.Option("--check", help="Decode every image, to find the unreadable.")] = False,
     picture: Annotated[Path | None, typer.Option(help="Write a picture of some samples (png, jpg).")] = None,
@@ -40,17 +41,21 @@ def data(
         if out is not None and out.suffix != ".npz":
             raise ValueError(f"--out must end in .npz; got {out}.")
         found = open_data(
-            what, size=size, color=color, samples_key=samples_key, labels_key=labels_key, on_bad=on_bad, say=say
-        )
+            what, size=size, color=color, samples_key=samples_key, labels_key=labels_key, levels=levels,
+            on_bad=on_bad, say=say,
+        )  # fmt: skip
         if check or out is not None:
             found = decode_once(found, memory=float("inf"), workers=workers, on_bad=on_bad, say=say)
-        if picture is not None:
-            from PIL import Image
+        try:
+            if picture is not None:
+                from PIL import Image
 
-            with replacing(picture) as temporary:
-                Image.fromarray(montage(found)).save(temporary)
-        if out is not None:
-            save_npz(found, out)
+                with replacing(picture) as temporary:
+                    Image.fromarray(montage(found)).save(temporary)
+            if out is not None:
+                save_npz(found, out)
+        except OSError as error:
+            raise ValueError(str(error)) from None
     for name, text in [("data", found.name), *summary(found)]:
         typer.echo(f"{name:<12} {text}")
     for path in filter(None, (picture, out)):

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hypermargin.cli._app import app, plain_errors, progress
-from hypermargin.cli._tables import show
+from hypermargin.cli._app import ALLOW_OLDER, app, plain_errors, progress
+from hypermargin.cli._tables import Section, show
 
 if TYPE_CHECKING:
     from hypermargin.cli._findings import Findings
@@ -18,17 +18,26 @@ if TYPE_CHECKING:
 
 @app.command()
 def evaluate(
-    source: Annotated[Path, typer.Argument(help="A run's folder, embeddings (.npy, .npz), or scores (.npz).")],
-    labels: Annotated[Path | None, typer.Argument(help="The labels of embeddings in a .npy file.")] = None,
+    source: Annotated[
+        Path, typer.Argument(help="A run's folder, embeddings (.npy, .npz), or scores (.npz, .csv, text).")
+    ],
+    labels: Annotated[
+        Path | None, typer.Argument(help="The labels of embeddings in a .npy file; with --pairs their names.")
+    ] = None,
     part: Annotated[str, typer.Option(help="Of a run's data: test, validation or train.")] = "test",
     out: Annotated[Path | None, typer.Option(help="A folder for files; of a run, RUN/evaluation.")] = None,
-    confidence: Annotated[float, typer.Option(help="Of the intervals; 0: none.")] = 0.95,
-    pairs: Annotated[list[str] | None, typer.Option(help="Pairs: pairs.txt, .bin or .csv; many times.")] = None,
+    confidence: Annotated[float, typer.Option(help="Of the intervals, such as 0.99; 0: none.")] = 0.95,
+    pairs: Annotated[
+        list[str] | None, typer.Option(help="Pairs: pairs.txt, .bin, .csv, trials; repeatable.")
+    ] = None,
     images: Annotated[Path | None, typer.Option(help="The folder of the images that --pairs names.")] = None,
     data: Annotated[str | None, typer.Option(help="Other data for a run; all of it is evaluated.")] = None,
+    levels: Annotated[int | None, typer.Option(help="How many folders of --data name an identity.", min=1)] = None,
+    metric: Annotated[str, typer.Option(help="Of named embeddings with --pairs: cosine or euclidean.")] = "cosine",
     most: Annotated[int, typer.Option(help="Most samples to compare, in whole identities.", min=2)] = 50_000,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
     trust: Annotated[bool, typer.Option("--trust", help="Import the code that MODULE:FUNCTION names.")] = False,
+    allow_older: Annotated[bool, typer.Option("--allow-older", help=ALLOW_OLDER)] = False,
 ) -> None:
     """Verification, identification and geometry, with intervals, thresholds and pictures.
 
@@ -39,15 +48,19 @@ def evaluate(
       hypermargin evaluate runs/first --data other/ --out other-evaluation
       hypermargin evaluate embeddings.npy labels.npy --out evaluation
       hypermargin evaluate photos.npz
-      hypermargin evaluate scores.npz --confidence 0.99
+      hypermargin evaluate photos.npz --pairs pairs.txt
+      hypermargin evaluate dlib.npz --pairs pairs.txt --metric euclidean
+      hypermargin evaluate scores.csv --confidence 0.99
+      hypermargin evaluate scores.txt --pairs trials.txt
     """
     from hypermargin.cli._findings import Findings
     from hypermargin.common.environment import now, versions
+    from hypermargin.evaluate.intervals import check
     from hypermargin.training import RunError
 
-    found = Findings(confidence or None)
-    settings: dict[str, Any] = {"confidence": confidence, "most": most}
+    settings: dict[str, Any] = {"confidence": confidence or None, "most": most}
     with plain_errors():
+        found = Findings(check(confidence, "auto"))
         if out is not None and out.exists() and not out.is_dir():  # now, and not after hours
             raise ValueError(f"--out must be a folder; {out} is a file.")
         try:
@@ -56,11 +69,17 @@ def evaluate(
                     raise ValueError(f"{labels}: labels are for embeddings in a file; a run has its own.")
                 out = out or source / "evaluation"
                 settings |= {"part": part} if data is None else {"data": Path(data).name}
-                _run(found, source, part, pairs or [], images, data, most, device, trust)
+                _run(found, source, part, pairs or [], images, data, levels, most, device, trust, allow_older)
             else:
-                if pairs or images or data:
-                    raise ValueError(f"--pairs, --images and --data are for a run's folder; {source} is none.")
-                _files(found, source, labels, most, device)
+                if images or data:
+                    raise ValueError(f"--images and --data are for a run's folder; {source} is none.")
+                if source.suffix not in (".npy", ".npz"):
+                    _score_file(found, source, labels, pairs or [])
+                elif pairs:
+                    settings["metric"] = metric
+                    _named(found, source, labels, pairs, metric)
+                else:
+                    _files(found, source, labels, most, device)
         except (RunError, OSError) as error:
             raise ValueError(str(error)) from None
         about = {"format": 1, "source": source.name, "settings": settings, "versions": versions(), "date": now()}
@@ -80,34 +99,50 @@ def evaluate(
 
 def _run(
     found: Findings, folder: Path, part: str, pairs: list[str], images: Path | None, data: str | None,
-    most: int, device: str, trust: bool,
+    levels: int | None, most: int, device: str, trust: bool, allow_older: bool,
 ) -> None:  # fmt: skip
     """Evaluate a part of the run's own data, or all of other data; and pairs."""
     from hypermargin import checks
     from hypermargin.common.environment import find_device
     from hypermargin.common.text import say
+    from hypermargin.data import DataError
     from hypermargin.evaluate import Thresholds
-    from hypermargin.training import load
+    from hypermargin.training import RunError, load
     from hypermargin.training.evaluation import MOST, PARTS, choose_thresholds, open_parts, read_pairs
+    from hypermargin.training.paths import gone
 
     checks.one_of("--part", part, PARTS)
     if images is not None and not images.is_dir():
         raise ValueError(f"--images: there is no folder {images}.")
-    trained = load(folder, device=find_device(device), trust=trust)
+    trained = load(folder, device=find_device(device), trust=trust, allow_older=allow_older)
+    for note in trained.passed_over:
+        say(note)
     config = trained.config
     listed = read_pairs(pairs, images, trained.about.shape, config.on_bad)  # an error in them should come now
     found.document["run"] = {"step": trained.step, "model": config.model, "head": config.head}
+    if trained.passed_over:
+        found.document["run"]["passed_over"] = list(trained.passed_over)
+        found.sections.append(
+            Section("not the checkpoint asked for", (), [("passed over", trained.passed_over[0])])
+        )
     with progress() as show_progress:
-        if data is not None:
+        parts = None
+        if data is not None and gone(config.data):
+            try:
+                parts = open_parts(folder, trained, data=data, most=most, progress=show_progress)
+                say(f"{data} holds the data that {folder} was trained on: its {part} part is evaluated.")
+            except (RunError, DataError):  # other data, or no folder like the one that is gone
+                parts = None
+        if data is not None and parts is None:
             known = Thresholds.read(folder)
             usable = known is not None and known.step == trained.step
-            features, labels = _other_data(trained, data, most, show_progress)
+            features, labels = _other_data(trained, data, levels, most, show_progress)
             found.add_samples(features, labels, known if usable else None, "these data")
         else:
-            parts = open_parts(folder, trained, most=most, progress=show_progress, say=say)
+            parts = parts or open_parts(folder, trained, most=most, progress=show_progress, say=say)
             try:
                 known = choose_thresholds(parts)
-                if most >= MOST:  # a quick look must not decide what `verify` uses
+                if most >= MOST and not trained.passed_over:  # else it must not decide what `verify` uses
                     known.save(folder)
             except ValueError as error:
                 known = None
@@ -117,7 +152,7 @@ def _run(
             found.add_pairs(name, one, trained)
 
 
-def _other_data(trained: Trained, data: str, most: int, progress: Any) -> tuple[Any, Any]:
+def _other_data(trained: Trained, data: str, levels: int | None, most: int, progress: Any) -> tuple[Any, Any]:
     """Return features and identities of whatever can be read."""
     import numpy as np
     import torch
@@ -126,7 +161,9 @@ def _other_data(trained: Trained, data: str, most: int, progress: Any) -> tuple[
     from hypermargin.data import at_most
     from hypermargin.deploy import embed, open_model
 
-    found = embed(open_model(trained), data, on_bad=trained.config.on_bad, raw=True, say=say, progress=progress)
+    found = embed(
+        open_model(trained), data, levels=levels, on_bad=trained.config.on_bad, raw=True, say=say, progress=progress
+    )
     for bad in found.bad:
         say(f"left out: {bad}")
     if found.labels is None:
@@ -154,6 +191,37 @@ def _files(found: Findings, source: Path, labels: Path | None, most: int, device
         rows = at_most(np.arange(len(names)), np.unique(names, return_inverse=True)[1], most)
         features, names = features[torch.from_numpy(rows)], names[rows]
     found.add_samples(features.to(find_device(device)), names, None, "these samples")
+
+
+def _named(found: Findings, source: Path, names: Path | None, pairs: list[str], metric: str) -> None:
+    """Evaluate named embeddings on lists of pairs; all lists are read before anything is shown."""
+    from hypermargin.evaluate import score_named
+    from hypermargin.evaluate.files import read_named
+
+    lists = [_there(listed) for listed in pairs]
+    embeddings, whose = read_named(source, names)
+    scored = {listed: score_named(embeddings, whose, listed, metric=metric) for listed in lists}
+    for listed, scores in scored.items():
+        found.add_scores(scores, "distance" if metric == "euclidean" else metric, Path(listed).name)
+
+
+def _score_file(found: Findings, source: Path, labels: Path | None, pairs: list[str]) -> None:
+    """Evaluate scores in a text file, perhaps on a list of pairs."""
+    from hypermargin.evaluate import read_scores
+
+    if not source.is_file():
+        raise ValueError(f"{source}: there is no such file.")
+    if labels is not None:
+        raise ValueError(f"{labels}: labels are for embeddings. Give a list of pairs as --pairs {labels}.")
+    if len(pairs) > 1:
+        raise ValueError(f"--pairs: scores belong to one list of pairs; got {len(pairs)}.")
+    found.add_scores(read_scores(source, *map(_there, pairs)))
+
+
+def _there(pairs: str) -> str:
+    if not Path(pairs).is_file():
+        raise ValueError(f"--pairs: there is no file {pairs}.")
+    return pairs
 
 
 def _write(out: Path, found: Findings, about: dict[str, Any]) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hypermargin.cli._app import app, plain_errors
+from hypermargin.cli._app import ALLOW_OLDER, app, plain_errors
 
 
 @app.command()
@@ -21,6 +21,7 @@ def export(
     dtype: Annotated[str, typer.Option(help="Of the embedding: float32 or float16.")] = "float32",
     which: Annotated[str, typer.Option(help="best or last checkpoint.")] = "best",
     trust: Annotated[bool, typer.Option("--trust", help="Import the code that MODULE:FUNCTION names.")] = False,
+    allow_older: Annotated[bool, typer.Option("--allow-older", help=ALLOW_OLDER)] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
 ) -> None:
     """A run's network as one file that takes raw samples and needs no hypermargin; checked against torch.
@@ -35,9 +36,10 @@ def export(
     from hypermargin.common.text import say
     from hypermargin.deploy.formats import ENDINGS
     from hypermargin.deploy.formats import export as write
+    from hypermargin.deploy.metadata import flat
     from hypermargin.training import RunError
 
-    options: Any = {"format": format, "dtype": dtype, "which": which}
+    options: Any = {"format": format, "dtype": dtype, "which": which, "allow_older": allow_older}
     with plain_errors():
         path = out or run / f"model{ENDINGS.get(format, '')}"
         try:
@@ -48,6 +50,8 @@ def export(
         say(note)
     takes = done.about["input"]
     typer.echo(f"{'written':<12} {done.path} ({done.path.stat().st_size:,} bytes)")
+    if takes["images"]:
+        typer.echo(f"{'images':<12} {flat(done.about)['resize']}")
     if not done.differences:
         typer.echo(f"{'holds':<12} the weights alone; scale samples by (value − mean)/std as its metadata say")
         return

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hypermargin.cli import _heads
-from hypermargin.cli._app import app
+from hypermargin.cli._app import ALLOW_OLDER, app
 from hypermargin.cli._heads import Shared, complaints, finish, listed, put, read, rows_of, say, table, with_shared
 from hypermargin.cli._tables import show
 
@@ -40,6 +40,7 @@ def info(
         int | None, typer.Option(help=f"Nearest pairs of classes to list; default 5 up to {ALL_PAIRS:,} classes.")
     ] = None,
     prefix: Prefix = "",
+    allow_older: Annotated[bool, typer.Option("--allow-older", help=ALLOW_OLDER)] = False,
 ) -> None:
     """Classes, dim, lengths, rows that are zero or NaN, nearest pairs of classes, missing shards.
 
@@ -57,7 +58,7 @@ def info(
 
     with complaints():
         found = find(files)
-        parts = sorted((read_one(path, prefix) for path in found.paths), key=_first)
+        parts = sorted((read_one(path, prefix, allow_older) for path in found.paths), key=_first)
         held = [part.rest.pop("classes_held").tolist() for part in parts if "classes_held" in part.rest]
         weights = join(parts) if len(parts) > 1 else parts[0]
         ids = torch.arange(weights.classes)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from hypermargin.cli._app import app, plain_errors
+from hypermargin.cli._app import app, complaint, plain_errors
 from hypermargin.cli._flags import add_command, flag, given_settings, setting_flags
 
 if TYPE_CHECKING:
@@ -34,10 +35,10 @@ Examples:
 """
 
 
-def run(config: Path | None, out: Path | None, resume: bool, quiet: bool, **flags: Any) -> None:
+def run(config: Path | None, out: Path | None, resume: bool, trust: bool, quiet: bool, **flags: Any) -> None:
     """Run the command with its flags; those not given are None or empty."""
     from hypermargin.training import DivergedError, Interrupted, RunError, train
-    from hypermargin.training.config import from_dict, read_toml, resumed
+    from hypermargin.training.config import from_dict, read_config, resumed
     from hypermargin.training.monitor import words
     from hypermargin.training.ranks import LostRankError, of_another
 
@@ -48,19 +49,20 @@ def run(config: Path | None, out: Path | None, resume: bool, quiet: bool, **flag
             raise ValueError("several processes need --out, the run's folder: each would choose one for itself.")
         folder = out or _new_folder(settings)
         if resume and (folder / "run.json").exists():
-            saved = from_dict(read_toml(folder / "config.toml"), str(folder / "config.toml"))
-            settings = resumed(saved, given)
+            named = {name: given[name] for name in ("model", "model_set") if name in given}
+            # What the run names and the user has not named here must not look as if he had.
+            settings = replace(resumed(read_config(folder), given), **{"model": None, "model_set": {}, **named})
         # The first of torchrun's processes speaks for all that train together.
         first = settings.shard_classes is False or os.environ.get("RANK", "0") == "0"
         again = f"Go on with: hypermargin train --out {folder} --resume"
         try:
-            result = train(settings, folder, resume=resume, quiet=quiet)
+            result = train(settings, folder, resume=resume, quiet=quiet, trust=trust)
         except LostRankError as error:
             typer.echo(f"hypermargin: error: {error} {again}", err=True)
             raise typer.Exit(1) from None
         except (RunError, OSError, DivergedError) as error:  # OSError: CheckpointError, a full disk, no permission
             if not of_another(error) and (first or not isinstance(error, DivergedError)):
-                typer.echo(f"hypermargin: error: {error}", err=True)
+                typer.echo(f"hypermargin: error: {complaint(error)}", err=True)
             raise typer.Exit(1) from None
         except Interrupted as stop:
             if first:
@@ -69,7 +71,9 @@ def run(config: Path | None, out: Path | None, resume: bool, quiet: bool, **flag
     if not first:
         return
     for kind, values in result.metrics.items():
-        typer.echo(f"{kind}: {words(values)}")
+        typer.echo(f"{kind}: {words(values)}  (step {result.step}: {result.why})")
+    for warning in result.warnings if quiet else ():  # else it was said already
+        typer.echo(f"warning: {warning}", err=True)
     typer.echo(f"run: {folder}")
 
 
@@ -90,6 +94,7 @@ add_command(
         flag("config", Path | None, "a TOML file of settings"),
         flag("out", Path | None, "the run's folder; default runs/DATA-HEAD"),
         flag("resume", bool, "go on with the run in --out, if there is one", False),
+        flag("trust", bool, "with --resume: import the code that the run names (MODULE:FUNCTION)", False),
         flag("quiet", bool, "only the result", False),
         *setting_flags(),
     ],

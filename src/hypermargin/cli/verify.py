@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hypermargin.cli._app import app, plain_errors
+from hypermargin.cli._app import ALLOW_OLDER, app, plain_errors
 
 
 @app.command()
@@ -21,6 +21,7 @@ def verify(
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
     which: Annotated[str, typer.Option(help="best or last checkpoint.")] = "best",
     trust: Annotated[bool, typer.Option("--trust", help="Import the code that MODULE:FUNCTION names.")] = False,
+    allow_older: Annotated[bool, typer.Option("--allow-older", help=ALLOW_OLDER)] = False,
 ) -> None:
     """Same or different, with the score and the threshold. The exit code is 0 for either, 2 for an error.
 
@@ -33,17 +34,24 @@ def verify(
     import dataclasses
     import json
 
+    from hypermargin.common.text import say
     from hypermargin.deploy import open_model
     from hypermargin.deploy import verify as compare
     from hypermargin.deploy.metadata import in_all_units
     from hypermargin.training import RunError
 
-    options: Any = {"which": which, "trust": trust}
+    options: Any = {"which": which, "trust": trust, "allow_older": allow_older}
     with plain_errors():
         try:
-            verdict = compare(open_model(run, **options), images, far=far, threshold=threshold)
+            model = open_model(run, **options)
+            for note in model.about.get("passed_over", ()):
+                say(note)
+            verdict = compare(model, images, far=far, threshold=threshold)
         except (RunError, OSError) as error:
             raise ValueError(str(error)) from None
+    support = verdict.support
+    if support is not None and not support.enough:
+        say(support.words())
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(verdict), indent=1))
         return

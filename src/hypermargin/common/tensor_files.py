@@ -1,11 +1,14 @@
-"""Tensors and arrays in files: .safetensors, .pt, .npy and .npz. Nothing in a file is unpickled or run.
+"""Tensors and arrays in files: .safetensors, .pt, .pth, .ckpt, .npy, .npz. Nothing in a file is unpickled or run.
 
 Writers write to the path they are given; for a file that is whole or not there, give them `files.replacing`'s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import pickle
+import re
+import zipfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,8 @@ from torch import Tensor
 
 from hypermargin.common.arrays import Array
 from hypermargin.common.text import first_line
+
+STATES = (".safetensors", ".pt", ".pth", ".ckpt")
 
 
 def has_safetensors() -> bool:
@@ -55,9 +60,71 @@ def write_pt(path: Path, tensors: Mapping[str, Tensor]) -> None:
         torch.save(_plain(tensors), file)
 
 
+class NotTensorsError(ValueError):
+    """A file that is no plain tensors, but a program or objects of Python's."""
+
+
 def read_pt(path: Path, device: torch.device | str = "cpu") -> Any:
-    """Read a .pt file of tensors and plain containers; a pickle.UnpicklingError if it holds anything else."""
-    return torch.load(path, map_location=device, weights_only=True)
+    """Read a .pt, .pth or .ckpt file of tensors and plain containers; NotTensorsError if it holds anything else."""
+    _check_archive(path)
+    if _is_torchscript(path):
+        raise NotTensorsError(
+            "it is a TorchScript program, which is not read, because it would have to be run. Where you trust it, "
+            "save its tensors: torch.save(torch.jit.load(path).state_dict(), other_path)."
+        )
+    try:
+        return torch.load(path, map_location=device, weights_only=True)
+    except pickle.UnpicklingError as error:  # whose text advises to switch weights_only off
+        named = re.search(r"GLOBAL ([\w.]+)", str(error))
+        what = f"Python objects such as {named[1][:80]}" if named else "Python objects"
+        raise NotTensorsError(
+            f"it is damaged, or holds {what}, which are not read, because they can run any program. Save plain "
+            "tensors: torch.save(module.state_dict(), path)."
+        ) from None
+
+
+def _is_torchscript(path: Path) -> bool:
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return any(name.endswith("/constants.pkl") for name in archive.namelist())
+
+
+def flat(content: Mapping[Any, Any]) -> dict[str, Tensor]:
+    """Return the tensors in dictionaries within dictionaries, by names with dots; of Lightning's file the model's.
+
+    RecursionError where they hold one another without end.
+    """
+    lightning = content.get("state_dict")
+    return dict(_tensors(lightning if isinstance(lightning, Mapping) and lightning else content))
+
+
+def _tensors(content: Mapping[Any, Any], before: str = "") -> Iterator[tuple[str, Tensor]]:
+    for key, value in content.items():
+        if isinstance(value, Tensor):
+            yield f"{before}{key}", value.detach()
+        elif isinstance(value, Mapping):
+            yield from _tensors(value, f"{before}{key}.")
+
+
+def read_state(path: Path) -> dict[str, Tensor]:
+    """Read the named tensors of a network's file; ValueError says what is wrong with it."""
+    if path.suffix not in STATES:
+        raise ValueError(f"{path}: expected a file ending in {', '.join(STATES)}.")
+    try:
+        content = read_safetensors(path) if path.suffix == ".safetensors" else read_pt(path)
+        found = flat(content) if isinstance(content, Mapping) else {}
+    except NotTensorsError as error:
+        raise ValueError(f"{path}: {error}") from None
+    except ModuleNotFoundError:
+        raise
+    except Exception as error:  # zipfile, pickle and safetensors have many words for a broken file
+        raise ValueError(f"{path}: not a readable {path.suffix} file ({first_line(error).rstrip('.')}).") from None
+    if not found:
+        raise ValueError(
+            f"{path}: it holds no named tensors. Save a network's: torch.save(module.state_dict(), path)."
+        )
+    return found
 
 
 def write_npy(path: Path, array: Array) -> None:
@@ -100,6 +167,16 @@ def read_arrays(path: Path) -> Array | dict[str, Array]:
 def holds_objects(error: Exception) -> bool:
     """Tell whether numpy refused a file because it holds Python objects."""
     return "allow_pickle" in str(error) or "Python objects" in str(error)
+
+
+def _check_archive(path: Path) -> None:
+    """Refuse an archive that unpacks to more than it is: torch.save packs nothing, torch.load unpacks it all."""
+    if not zipfile.is_zipfile(path):
+        return  # of torch before 1.6; its tensors are read from the file as they are
+    with zipfile.ZipFile(path) as archive:
+        size = sum(entry.file_size for entry in archive.infolist())
+    if size > path.stat().st_size:
+        raise ValueError(f"it would unpack to {size:,} bytes, which torch.save does not do")
 
 
 def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

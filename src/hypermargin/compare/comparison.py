@@ -12,6 +12,7 @@ OUT/
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 from pathlib import Path
 
@@ -29,8 +30,11 @@ from hypermargin.plots.style import need_matplotlib
 from hypermargin.training import RunError
 from hypermargin.training.build import read_data
 from hypermargin.training.config import from_dict
+from hypermargin.training.paths import absolutes
 from hypermargin.training.run import locked
+from hypermargin.training.trust import code_in, refusal, sign
 
+MOST_JOBS = 1024
 CLASSES, ENOUGH, PLENTY = 10, 50, 150  # of a picture in the plane: classes, and samples of each
 
 
@@ -40,20 +44,24 @@ def compare(
     *,
     resume: bool = False,
     jobs: int | None = None,
+    trust: bool = False,
     watch: pool.Watch = lambda seen, about: None,
 ) -> Comparison:
     """Train everything in the plan, measure it, write the report in `out`.
 
     With `resume`, go on with the comparison there: what is done stays, what failed is tried again.
-    `jobs` runs at a time; default one per core, on a GPU one. Ctrl-C saves every run and raises Interrupted.
+    A comparison that is there may name code for its networks (MODULE:FUNCTION): as in `train`, this user must have
+    begun it, or `plan` names the same, or `trust` is True. `jobs` runs at a time; default one per core, on a GPU
+    one. Ctrl-C saves every run and raises Interrupted.
     """
     if not hasattr(os, "fork"):
         raise RunError("compare starts its runs by fork, which this system has not; Linux and macOS have.")
     need_matplotlib()  # now, and not when everything is trained
     folder = Path(out)
     if jobs is not None:
-        checks.count("jobs", jobs)
+        checks.count("jobs", jobs, 1, MOST_JOBS)
     folder.mkdir(parents=True, exist_ok=True)
+    plan = dataclasses.replace(plan, settings=plan.settings | absolutes(plan.settings))
     with locked(folder):
         if (folder / "plan.json").exists():
             if not resume:
@@ -61,7 +69,12 @@ def compare(
                     f"{folder} holds a comparison. Add --resume to go on with it, or choose another --out."
                 )
             saved = Plan.read(folder)
+            why = None if trust else refusal(folder, saved.network, plan.network)
+            if why is not None:
+                raise RunError(why)
             plan = saved.grown(plan.settings, plan.heads, plan.seeds, None if saved.plane else plan.plane)
+        elif code_in(*plan.network):
+            sign(folder, *plan.network)
         config = from_dict(plan.settings)
         _keep_for_the_plane(folder, plan, read_data(config, lambda _: None))  # bad data are an error now, not later
         plan.save(folder)
@@ -69,7 +82,7 @@ def compare(
         on_gpu = find_device(config.device).type == "cuda"
         jobs = min(jobs or (1 if on_gpu else cores()), len(runs))
         threads = max(1, cores() // jobs)
-        pool.work(runs, jobs=jobs, threads=threads, watch=watch)
+        pool.work(runs, jobs=jobs, threads=threads, watch=watch, trust=trust)
         found = Comparison.read(folder, plan, jobs, threads)
         found.save()
         write_report(found)

@@ -40,7 +40,7 @@ Arrays = dict[str, Any]
 
 def measure(folder: Path, *, plane: bool, spent: Numbers) -> None:
     """Measure a finished run for the table, or for the picture if in the `plane`; `spent` is what it took."""
-    # trust: the code that the settings name has just been imported to train with.
+    # trust: the code that the settings name is what the comparison names, or was trusted.
     trained = load(folder, device=find_device("auto"), trust=True)
     parts = open_parts(folder, trained)
     head, split, labels = trained.head, parts.split, parts.data.labels

@@ -7,6 +7,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from hypermargin.common.student import two_sided
+
 CHANCE = 0.05  # of a column of equal heads in which any of them is called behind
 FEWEST = 3  # seeds from which on differences are judged
 
@@ -77,18 +79,6 @@ def chance(better: Mapping[int, float], worse: Mapping[int, float]) -> float | N
     if spread <= 1e-12 * max(map(abs, (*better.values(), *worse.values()))):
         return 1.0
     return two_sided(statistics.fmean(differences) * math.sqrt(len(common)) / spread, len(common) - 1)
-
-
-def two_sided(t: float, freedom: int) -> float:
-    """Return P(|T| > |t|) of Student's T with whole degrees of freedom ν: a finite sum in φ = atan(|t|/√ν)."""
-    phi = math.atan(abs(t) / math.sqrt(freedom))
-    odd = freedom % 2
-    term, total = (math.cos(phi), 0.0) if odd else (1.0, 0.0)
-    for k in range(2 if odd else 1, freedom, 2):
-        total += term
-        term *= k / (k + 1) * math.cos(phi) ** 2
-    inside = 2 / math.pi * (phi + math.sin(phi) * total) if odd else math.sin(phi) * total
-    return max(0.0, 1.0 - inside)
 
 
 def column(measure: Measure, by_head: Mapping[str, Mapping[int, float]]) -> dict[str, Cell]:

@@ -11,15 +11,26 @@ from pathlib import Path
 from typing import Any
 
 from hypermargin import checks
+from hypermargin.common.plain import anything, items, table, text, whole
 from hypermargin.common.text import parse_call
-from hypermargin.family import create_head, list_heads
+from hypermargin.family import list_heads
 from hypermargin.files import write_text
 from hypermargin.plots.snapshots import DIGITS, FLAT
-from hypermargin.training import RunError
-from hypermargin.training.config import Config, from_dict
+from hypermargin.training import RunError, paths
+from hypermargin.training.config import MANY, Config, from_dict
+from hypermargin.training.head_settings import check_overrides
 from hypermargin.training.run import read_json
+from hypermargin.training.values import check_text
 
 HEADS = ("softmax", "normface", "a-softmax", "cosface", "arcface")
+MOST_SEEDS, MOST_HEADS = 1000, 100
+FORMAT = 2
+# What 0.1, whose plans are of format 1, took where a plan says nothing; its runs must go on alike.
+BEFORE = {"epochs": 20, "batch": 128, "lr_warmup": 0.5, "log": 50, "evaluate": 1}
+CONTENT = table(
+    {"settings": table({}, rest=anything), "heads": items(text, 1, MOST_HEADS)},
+    open={"format": whole(1, FORMAT), "seeds": whole(1, MOST_SEEDS), "plane": whole(0, MANY)},
+)
 OWN = ("head", "set", "seed", "threads")  # settings that a comparison decides itself
 
 
@@ -49,8 +60,16 @@ class Plan:
     plane: int = 15
 
     def __post_init__(self) -> None:
-        checks.count("seeds", self.seeds)
-        checks.count("plane", self.plane, 0)
+        checks.count("seeds", self.seeds, 1, MOST_SEEDS)
+        checks.count("plane", self.plane, 0, MANY)
+        if not isinstance(self.settings, dict):
+            raise TypeError(f"settings must be a table; got {checks.shown(self.settings)}.")
+        for head in self.heads:
+            if not isinstance(head, str):
+                raise TypeError(f"heads must be words like arcface:m=0.3; got {checks.shown(head)}.")
+            check_text("heads", head)
+        if len(self.heads) > MOST_HEADS:
+            raise ValueError(f"heads must be at most {MOST_HEADS}; got {len(self.heads)}.")
         if not self.heads:
             raise ValueError(f"heads must name at least one head; got none. There are {', '.join(list_heads())}.")
         for name in OWN:
@@ -61,12 +80,17 @@ class Plan:
                 )
         for head in self.heads:
             name, overrides = parse_call(head, "--head")
-            create_head(name, 2, 2, **overrides)  # an error in it should come now, not from every run
+            check_overrides(name, overrides)  # an error in it should come now, not from every run
         slugs = [slug(head) for head in self.heads]
         for head, name in zip(self.heads, slugs, strict=True):
             if slugs.count(name) > 1:
                 raise ValueError(f"heads must differ; got {head!r} twice.")
         from_dict(self.settings, "settings")
+
+    @property
+    def network(self) -> tuple[str | None, dict[str, Any]]:
+        """The model and its options, which may name code."""
+        return self.settings.get("model"), self.settings.get("model_set", {})
 
     def runs(self, out: Path) -> list[Run]:
         """List every seed of every head; one seed of all heads first, so that something can be seen early."""
@@ -92,16 +116,19 @@ class Plan:
 
     def save(self, out: Path) -> None:
         """Write plan.json."""
-        write_text(out / "plan.json", json.dumps({"format": 1, **dataclasses.asdict(self)}, indent=1))
+        write_text(out / "plan.json", json.dumps({"format": FORMAT, **dataclasses.asdict(self)}, indent=1))
 
     @classmethod
     def read(cls, out: Path) -> Plan:
         """Read plan.json."""
         saved = read_json(out / "plan.json")
-        saved.pop("format", None)
         try:
+            CONTENT("", saved)
+            version = saved.pop("format", 1)
+            if version == 1:
+                saved["settings"] = {**BEFORE, **saved["settings"]}
             return cls(**{**saved, "heads": tuple(saved["heads"])})
-        except (TypeError, KeyError, ValueError) as error:
+        except (TypeError, ValueError) as error:
             raise RunError(f"{out / 'plan.json'} is damaged: {error}") from None
 
     def grown(
@@ -119,7 +146,7 @@ class Plan:
             )
         for name, value in settings.items():
             there = self.settings.get(name, getattr(Config(), name))
-            if value != there:
+            if not paths.same(name, value, there):
                 raise ValueError(
                     f"--resume goes on with the comparison as it was started, with {name} = {there!r}; got "
                     f"{value!r}. Leave it out, or start another with a new --out."

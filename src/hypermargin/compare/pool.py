@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +60,7 @@ def failure(folder: Path) -> str | None:
     return str(json.loads(path.read_text(encoding="utf-8"))["error"]) if path.exists() else None
 
 
-def work(runs: Sequence[Run], *, jobs: int, threads: int, watch: Watch) -> None:
+def work(runs: Sequence[Run], *, jobs: int, threads: int, watch: Watch, trust: bool = False) -> None:
     """Work on all runs that are not done yet, `jobs` at a time. A failed one is noted, and the others go on.
 
     Ctrl-C and SIGTERM stop all of them, saved, and raise Interrupted.
@@ -73,7 +74,7 @@ def work(runs: Sequence[Run], *, jobs: int, threads: int, watch: Watch) -> None:
         while working or (waiting and not stopped):
             while waiting and len(working) < jobs and not stopped:
                 each = waiting.pop(0)
-                _prepare(each, threads)
+                _prepare(each, threads, trust)
                 working[str(each.run.folder)] = each
                 orders.write(json.dumps(str(each.run.folder)) + "\n")
                 orders.flush()
@@ -130,7 +131,7 @@ def _server(threads: int) -> Iterator[tuple[IO[str], queue.SimpleQueue[Any]]]:
         process.wait()
 
 
-def _prepare(each: Seen, threads: int) -> None:
+def _prepare(each: Seen, threads: int, trust: bool) -> None:
     folder = each.run.folder
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "failed.json").unlink(missing_ok=True)  # it is tried again
@@ -139,7 +140,9 @@ def _prepare(each: Seen, threads: int) -> None:
         with contextlib.suppress(ValueError):  # if that is damaged, the run will say so
             threads = read_toml(started).get("threads", threads)
     config = dataclasses.asdict(dataclasses.replace(each.run.config, threads=threads))
-    write_text(folder / "job.json", json.dumps({"config": config, "plane": each.run.plane}, indent=1))
+    write_text(
+        folder / "job.json", json.dumps({"config": config, "plane": each.run.plane, "trust": trust}, indent=1)
+    )
     output = folder / "output.txt"
     each.read = output.stat().st_size if output.exists() else 0
 
@@ -176,22 +179,74 @@ def _ended(each: Seen, code: int, *, asked: bool) -> str:
     return "failed"
 
 
+class Left:
+    """Says how long a comparison will still take, by the steps that were done since it was watched.
+
+    A step of every run is taken for as long, and what comes after the steps (measuring, pictures) for a twentieth
+    of them. Runs that have not said how many steps they take are as long as those that have.
+    """
+
+    AFTER = 0.05
+    SETTLED = 0.02  # of the work that must have been seen before anything is said
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self.start: tuple[float, float] | None = None  # when it began, and what was done then
+        self.totals: dict[bool, int] = {}  # steps of a run, and of one in the plane
+
+    def seconds(self, seen: Sequence[Seen]) -> float | None:
+        """Return how many seconds are left; None as long as nobody can know."""
+        for each in seen:
+            if each.total:
+                self.totals[bool(each.run.plane)] = each.total
+        if not self.totals:
+            return None
+        steps = [each.total or self.totals.get(bool(each.run.plane)) or max(self.totals.values()) for each in seen]
+        work = float(sum(steps))
+        done = sum(total * share(each) for total, each in zip(steps, seen, strict=True))
+        now = self.clock()
+        if self.start is None or done < self.start[1]:  # a run was begun again
+            self.start = now, done
+        began, before = self.start
+        if done - before < self.SETTLED * (work - before) or now <= began:
+            return None
+        return (now - began) / (done - before) * (work - done)
+
+
+def share(each: Seen) -> float:
+    """Return how much of a run is done, from 0 to 1."""
+    if each.state in ("done", "failed"):
+        return 1.0
+    return (1 - Left.AFTER) * each.step / max(1, each.total)
+
+
+def lasting(seconds: float | None) -> str:
+    """Write `1:02:03 left`; nothing if it is not known."""
+    if seconds is None:
+        return ""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return (f"{hours}:{minutes:02d}" if hours else f"{minutes}") + f":{rest:02d} left"
+
+
 @contextlib.contextmanager
 def shown() -> Iterator[Watch]:
-    """Show a bar for each run under way and one for all, in a terminal; one line per run elsewhere."""
+    """Show the time left, and a bar for each run under way and for all, in a terminal; elsewhere a line per run."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    console = Console(stderr=True)
+    console, left = Console(stderr=True), Left()
     if not console.is_terminal:
         told: dict[str, str] = {}
 
         def line(seen: Sequence[Seen], about: Seen) -> None:
+            remaining = left.seconds(seen)
             if told.get(about.name) != about.state:
                 told[about.name] = about.state
                 ended = sum(each.state not in ("waiting", "running") for each in seen)
                 words = f"  {about.words}" if about.words else ""
-                say(f"{ended}/{len(seen)}  {about.name}: {about.state}{words}")
+                ahead = f"  {lasting(remaining)}" if remaining and about.state == "done" else ""
+                say(f"{ended}/{len(seen)}  {about.name}: {about.state}{words}{ahead}")
 
         yield line
         return
@@ -203,8 +258,8 @@ def shown() -> Iterator[Watch]:
         tasks: dict[str, Any] = {}
 
         def move(seen: Sequence[Seen], about: Seen) -> None:
-            done = sum(1.0 if each.state in ("done", "failed") else each.step / max(1, each.total) for each in seen)
-            bar.update(everything, completed=done, total=len(seen))
+            words = lasting(left.seconds(seen))
+            bar.update(everything, completed=sum(map(share, seen)), total=len(seen), words=words)
             if about.state == "running":
                 if about.name not in tasks:
                     tasks[about.name] = bar.add_task(about.name, words="")

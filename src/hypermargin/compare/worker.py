@@ -23,6 +23,7 @@ from hypermargin.compare.measure import measure
 from hypermargin.files import write_text
 from hypermargin.training import Interrupted, RunError, train
 from hypermargin.training.config import from_dict
+from hypermargin.training.job import check_code
 from hypermargin.training.run import locked
 
 STOPPED = 130  # the exit code of a run that was interrupted, and saved
@@ -33,15 +34,18 @@ def work(folder: Path) -> int:
     """Do what FOLDER/job.json says; return the exit code."""
     try:
         job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
+        config, trust = from_dict(job["config"]), bool(job["trust"])
         if not (folder / "result.json").exists():
             _wait_until_free(folder)
             before, started = _spent(folder), time.monotonic()
             try:
-                train(from_dict(job["config"]), folder, resume=True)
+                train(config, folder, resume=True, trust=trust)
             finally:
                 seconds = before["seconds"] + time.monotonic() - started
                 now = {"seconds": seconds, "bytes": max(before["bytes"], float(_peak_bytes()))}
                 write_text(folder / "spent.json", json.dumps(now))
+        if not trust:
+            check_code(folder, config)  # of a run that was trained already
         measure(folder, plane=job["plane"], spent=_spent(folder))
     except Interrupted:
         return STOPPED

@@ -44,6 +44,7 @@ def open_data(
     color: str = "auto",
     samples_key: str | None = None,
     labels_key: str | None = None,
+    levels: int | None = None,
     on_bad: str = "error",
     say: Say = lambda _: None,
 ) -> Data:
@@ -53,7 +54,8 @@ def open_data(
     - a folder with one folder per identity; a folder of IDX files; a folder with a .rec file; a .rec file
     - a .npz file of images or embeddings with labels; a .csv list of paths and labels
 
-    `size` and `color` (auto, gray, rgb) are for images in files; the keys for .npz files.
+    `size` and `color` (auto, gray, rgb) are for images in files; the keys for .npz files; `levels`, how many
+    folders name an identity, for folders of images.
     """
     name = os.fspath(what)
     images: dict[str, Any] = {"size": size, "color": color, "on_bad": on_bad}
@@ -73,7 +75,7 @@ def open_data(
             return read_records(path, **images)
         if any("-ubyte" in n for n in names):
             return read_idx(path)
-        return read_folder(path, **images)
+        return read_folder(path, levels=levels, **images)
     if not path.exists():
         raise DataError(
             f"data must be one of {', '.join(BUILT_IN)}, or a file or folder; {name!r} is neither."
@@ -95,7 +97,7 @@ def open_pairs(path: str | os.PathLike[str], images: Path | None = None, *, on_b
     """Open pairs to verify: insightface's .bin, a .csv of pairs, or LFW's pairs.txt beside a folder of images."""
     path = Path(path)
     if not path.is_file():
-        raise DataError(f"pairs: there is no file {path}.")
+        raise DataError(f"pairs: there is no file {path}. If it has moved, give its new place.")
     return read_bin(path, on_bad=on_bad) if path.suffix == ".bin" else read_pairs(path, images, on_bad=on_bad)
 
 

@@ -56,13 +56,18 @@ class Augment:
 
     def __call__(self, images: Tensor, rows: Rows, *, seed: int, epoch: int) -> Tensor:
         """Change (N, C, H, W) images; image k is sample rows[k]."""
-        if self == Augment() or images.dim() != 4 or not len(images):
-            return images
-        u = torch.from_numpy(uniform(seed, epoch, rows, DRAWS).astype(np.float32))
-        return self.apply(images, u.to(images.device, non_blocking=True))
+        return self.apply(images, self.draws(rows, seed=seed, epoch=epoch).to(images.device, non_blocking=True))
+
+    def draws(self, rows: Rows, *, seed: int, epoch: int) -> Tensor:
+        """Return the random numbers for samples in an epoch, (N, DRAWS) in [0, 1); none if nothing is changed."""
+        if self == Augment():
+            return torch.empty(len(rows), 0)
+        return torch.from_numpy(uniform(seed, epoch, rows, DRAWS).astype(np.float32))
 
     def apply(self, images: Tensor, u: Tensor) -> Tensor:
-        """Change (N, C, H, W) images by (N, DRAWS) numbers in [0, 1)."""
+        """Change (N, C, H, W) images by such numbers; vectors are left as they are."""
+        if self == Augment() or images.dim() != 4 or not len(images):
+            return images
         signed = 2 * u - 1
         if self.flip:
             images = torch.where(u[:, 0].reshape(-1, 1, 1, 1) < 0.5, images.flip(-1), images)

@@ -5,13 +5,23 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hypermargin import checks
 from hypermargin.common.arrays import Array
 from hypermargin.data.base import TEST, TRAIN, VALIDATION, Bad, Data, DataError, Rows, from_names
-from hypermargin.data.images import EXTENSIONS, Encoded, check_options, common_shape, leave_out
+from hypermargin.data.images import (
+    EXTENSIONS,
+    Encoded,
+    check_options,
+    check_size,
+    common_shape,
+    leave_out,
+    reason,
+)
 
 PARTS = {"train": TRAIN, "test": TEST, "val": VALIDATION, "valid": VALIDATION, "validation": VALIDATION}
 CODES = {"0": TRAIN, "1": TEST, "2": VALIDATION}
@@ -31,41 +41,104 @@ class FileImages(Encoded):
         """Read the file's content."""
         try:
             with open(self.paths[row], "rb") as file:  # half the time of Path.read_bytes
+                check_size(os.fstat(file.fileno()).st_size, self.paths[row])
                 return file.read()
-        except (OSError, ValueError) as error:
-            raise DataError(f"{self.paths[row]}: the file cannot be read ({error}).") from error
+        except DataError:
+            raise
+        except (OSError, ValueError, MemoryError) as error:
+            raise DataError(f"{self.paths[row]}: the file cannot be read ({reason(error)}).") from error
 
     def where(self, row: int) -> str:
         """Return the path."""
         return self.paths[row]
 
 
-def read_folder(path: str | Path, *, size: int | None = None, color: str = "auto", on_bad: str = "error") -> Data:
+def read_folder(
+    path: str | Path,
+    *,
+    size: int | None = None,
+    color: str = "auto",
+    on_bad: str = "error",
+    levels: int | None = None,
+) -> Data:
     """Read a folder: identities are the names of its sub-folders, images are found at any depth below them.
 
     Sub-folders train/ and test/, perhaps with val/, and nothing else, are the data's own split.
-    `size` makes every image (size, size); `color` is "gray", "rgb" or "auto"; else as the first image.
-    Hidden files and files that are no images by their name are ignored.
+    `levels` says how many folders name an identity: 2 for alphabet/character/1.png. Without it it is one, and where
+    that might put several into one, an error. `size` makes every image (size, size); `color` is "gray", "rgb" or
+    "auto"; else as the first image. Hidden files and files that are no images by their name are ignored.
     """
     check_options(size, color, on_bad)
+    if levels is not None:
+        checks.count("levels", levels)
     root = Path(path)
     bad: list[Bad] = []
     paths: list[str] = []
     names: list[str] = []
     words: list[str] = []
+    deeper: list[_Deeper] = []
     for word, top in _tops(root):
-        for identity in _entries(top, folders=True):
+        for name, identity in _identities(top, levels or 1, bad, on_bad):
             found = _images_below(identity)
             if not found:
                 leave_out(bad, on_bad, str(identity), "a label without images. Add images, or remove the folder.")
+            elif levels is None:
+                deeper.append(_look(name, identity, found))
             paths += found
-            names += [identity.name] * len(found)
+            names += [name] * len(found)
             words += [word] * len(found)
     if not paths:
         loose = [file.name for file in _entries(root, folders=False) if _is_image(file.name)]
         what = f"images such as {loose[0]} lie in it without an identity" if loose else "there are no images in it"
         raise DataError(f"{root}: {what}. {LAYOUT}")
+    _check_depth(root, deeper)
     return file_data(str(root), paths, names, words, size, color, on_bad, bad)
+
+
+class _Deeper(NamedTuple):
+    """An identity, the folders in its own that have images, and an image if all lie in these."""
+
+    name: str
+    folders: frozenset[str]
+    example: str
+
+
+def _look(name: str, identity: Path, found: list[str]) -> _Deeper:
+    begin = len(str(identity)) + 1
+    below = [path[begin:].partition(os.sep) for path in found]
+    direct = not all(rest for _, _, rest in below)
+    return _Deeper(name, frozenset(first for first, _, rest in below if rest), "" if direct else found[0])
+
+
+def _check_depth(root: Path, deeper: list[_Deeper]) -> None:
+    """Refuse to guess whether alphabet/character/1.png is of the alphabet or of the character."""
+    example = next((one.example for one in deeper if one.example and len(one.folders) > 1), None)
+    if example is None:
+        return
+    outer = {one.name for one in deeper}
+    inner = {(one.name, folder) for one in deeper for folder in (one.folders if one.example else ("",))}
+    raise DataError(
+        f"{root}: images lie in folders of folders, as {os.path.relpath(example, root)} does. Which folder is the "
+        f"identity? Set levels (--levels) to 1 for the first ({len(outer):,} identities), to 2 for the first two "
+        f"together ({len(inner):,})."
+    )
+
+
+def _identities(top: Path, levels: int, bad: list[Bad], on_bad: str) -> list[tuple[str, Path]]:
+    """List the folders `levels` below, named by the way to them; images on the way have no identity."""
+    found = [(folder.name, folder) for folder in _entries(top, folders=True)]
+    for _ in range(levels - 1):
+        for _, folder in found:
+            for file in _entries(folder, folders=False):
+                if _is_image(file.name):
+                    leave_out(bad, on_bad, str(file), f"it lies above the {levels} folders that name an identity.")
+        found = [
+            (f"{name}/{below.name}", below)
+            for name, folder in found
+            for below in _entries(folder, folders=True)
+            if not (below.is_symlink() and top.resolve().is_relative_to(below.resolve()))  # it leads back up
+        ]
+    return found
 
 
 def file_data(
@@ -121,7 +194,13 @@ def suits(shape: tuple[int, ...]) -> str:
 def _tops(root: Path) -> list[tuple[str, Path]]:
     tops = [(folder.name.lower(), folder) for folder in _entries(root, folders=True)]
     words = {word for word, _ in tops}
-    if not words or not words <= PARTS.keys():
+    other = sorted(folder.name for word, folder in tops if word not in PARTS)
+    if other and "train" in words and len(words & PARTS.keys()) > 1:
+        raise DataError(
+            f"{root}: its folders {', '.join(sorted(words & PARTS.keys()))} look like a split, but there is also "
+            f"{other[0]}{f' and {len(other) - 1} more' if other[1:] else ''}. Move that away, or name one folder."
+        )
+    if not words or other:
         return [("", root)]
     if not {"train", "test"} <= words:
         raise DataError(

@@ -2,12 +2,13 @@
 
 What a decoded image is: palettes are looked up; transparency is laid over black; 16-bit gray keeps its high byte;
 EXIF orientation is applied; a size that differs from the wanted one is stretched to it (bilinear, antialiased).
-Float images are refused, since nothing says what their white is.
+Float images are refused, since nothing says what their white is. `PREPARATION` says the same to other programs.
 """
 
 from __future__ import annotations
 
 import io
+import os
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +25,23 @@ if TYPE_CHECKING:
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
 COLORS = "auto", "gray", "rgb"
-MAX_PIXELS = 64 * 2**20  # of one image in its file: 192 MiB decoded
+MAX_PIXELS = 64 * 2**20  # of one image in its file: 192 MiB decoded; HYPERMARGIN_MAX_PIXELS is another number
+BYTES = 4  # of a file for each pixel allowed, at most: what an uncompressed image takes
 ORIENTATION = 0x0112  # the EXIF tag; 5 to 8 exchange width and height
 GRAY = {"1", "L", "LA", "La", "I", "F"}
 CLEAR = {"LA", "La", "PA", "RGBA", "RGBa"}
+RESIZE = "bilinear", 2  # Pillow's number of it: the triangle is as wide as the image shrinks, so it is antialiased
+PREPARATION: dict[str, Any] = {  # what `decode` does; exported with a network (deploy/metadata.py)
+    "filter": RESIZE[0],
+    "antialias": True,
+    "library": "pillow",
+    "call": "image.resize((width, height), PIL.Image.Resampling.BILINEAR), before scaling, in uint8",
+    "ratio": "stretched to height and width, nothing is cropped or added",
+    "jpeg": "of four times the size or more, decoded at 1/2, 1/4 or 1/8 first: image.draft(mode, twice the size)",
+    "orientation": "turned upright by EXIF",
+    "transparency": "laid over black",
+    "gray": "(299 R + 587 G + 114 B) / 1000",
+}
 
 
 def decode(raw: bytes, shape: tuple[int, ...], where: str) -> Array:
@@ -44,12 +58,14 @@ def decode(raw: bytes, shape: tuple[int, ...], where: str) -> Array:
         image.load()
         image = _plain(image, mode)
         if image.size != size:
-            image = image.resize(size, resample=2)  # bilinear; antialiased when it shrinks
+            image = image.resize(size, resample=RESIZE[1])
         if turn > 1:
             image = image.transpose(TURNS[turn])
         return np.array(image)
     except DataError as error:
         raise DataError(f"{where}: {error}") from None
+    except MemoryError:
+        raise DataError(f"{where}: there is not enough memory to decode it. {REMEDY}") from None
     except Exception as error:  # decoders raise OSError, SyntaxError, struct.error, IndexError, … as they please
         raise DataError(f"{where}: the image is broken ({reason(error)}). {REMEDY}") from error
 
@@ -68,8 +84,27 @@ def probe(raw: bytes, where: str) -> tuple[int, ...]:
 
 
 REMEDY = "Replace or remove it."
+LARGER = "If it is right, set HYPERMARGIN_MAX_PIXELS to more."
 # EXIF orientation 2 … 8 → PIL's Transpose: mirror, 180°, flip, transpose, 270°, transverse, 90°
 TURNS: dict[int, Any] = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
+
+
+def most_pixels() -> int:
+    """Return how many pixels an image may have; ValueError if the environment says it in a way that is none."""
+    wanted = os.environ.get("HYPERMARGIN_MAX_PIXELS", "")
+    if wanted and not (wanted.isdecimal() and int(wanted)):
+        raise ValueError(f"HYPERMARGIN_MAX_PIXELS must be a number of pixels, from 1; got {wanted!r}.")
+    return int(wanted) if wanted else MAX_PIXELS
+
+
+def check_size(size: int, where: str) -> None:
+    """Refuse a file that is too large for an image, before it is read; DataError says what is allowed."""
+    pixels = most_pixels()
+    if size > BYTES * pixels:
+        raise DataError(
+            f"{where}: the file has {size:,} bytes; of an image at most {BYTES * pixels:,} are read, {BYTES} for "
+            f"each of {pixels:,} pixels. {REMEDY} {LARGER}"
+        )
 
 
 def _open(raw: bytes) -> Image:
@@ -79,14 +114,22 @@ def _open(raw: bytes) -> Image:
         raise DataError(
             "reading images needs pillow, which is not installed. Run: pip install 'hypermargin[train]'"
         ) from None
+    most = most_pixels()
+    # Pillow warns from this number on and refuses twice as many. Ours is less, unless it was raised.
+    if Image.MAX_IMAGE_PIXELS is not None and most > Image.MAX_IMAGE_PIXELS:
+        Image.MAX_IMAGE_PIXELS = most
     try:
         image = Image.open(io.BytesIO(raw), formats=FORMATS)
+    except Image.DecompressionBombError as error:
+        raise DataError(
+            f"the image is too large: at most {most:,} pixels are read ({error}). {REMEDY} {LARGER}"
+        ) from None
     except UnidentifiedImageError:
         what = "it is empty" if not raw else f"it is none of {', '.join(FORMATS)}, or its first bytes are damaged"
         raise DataError(f"not an image: {what}. {REMEDY}") from None
-    if image.width * image.height > MAX_PIXELS:
+    if image.width * image.height > most:
         raise DataError(
-            f"the image has {image.width}×{image.height} pixels; at most {MAX_PIXELS} are read. {REMEDY}"
+            f"the image has {image.width}×{image.height} pixels; at most {most:,} are read. {REMEDY} {LARGER}"
         )
     if image.format == "TIFF":
         image.load()  # PIL turns a TIFF upright while loading, and no other format

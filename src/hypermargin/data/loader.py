@@ -3,70 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import signal
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Generator, Sequence
+from contextlib import closing
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
 from hypermargin import checks
 from hypermargin.common.arrays import Array
 from hypermargin.common.text import Say
 from hypermargin.data.base import UNREADABLE, Bad, Data, DataError, Rows, Source
+from hypermargin.data.workers import read
 
 BLOCK = 256  # samples a worker decodes at a time
-
-
-class _Reader(Dataset[Any]):
-    """Groups of samples: index it with row numbers. Errors come back as data; a worker's traceback helps nobody."""
-
-    def __init__(self, source: Source) -> None:
-        self.source = source
-
-    def __getitem__(self, rows: Rows) -> tuple[Array, Rows, list[Bad]]:
-        samples = np.empty((len(rows), *self.source.shape), np.uint8)
-        kept: list[int] = []
-        bad: list[Bad] = []
-        for row in rows:
-            try:
-                samples[len(kept)] = self.source[int(row)]
-                kept.append(row)
-            except DataError as error:
-                where = self.source.where(int(row))
-                bad.append(Bad(where, str(error).removeprefix(f"{where}: ")))
-        return samples[: len(kept)], np.asarray(kept, np.int64), bad
-
-
-def _read(
-    source: Source, groups: Sequence[Rows], workers: int, pin: bool = False
-) -> Iterator[tuple[Array, Rows, list[Bad]]]:
-    # A generator of its own: a DataLoader else draws from torch's global one, and a resumed run would differ.
-    own = torch.Generator()
-    options: dict[str, Any] = {"prefetch_factor": 4} if workers else {}
-    yield from DataLoader(
-        _Reader(source),
-        batch_size=None,
-        sampler=groups,  # an index here is a group of rows
-        num_workers=workers,
-        generator=own,
-        collate_fn=_as_it_is,
-        pin_memory=pin,
-        worker_init_fn=_leave_signals_to_the_trainer,
-        **options,
-    )
-
-
-def _leave_signals_to_the_trainer(worker: int) -> None:
-    """Ignore Ctrl-C and torchrun's SIGTERM, which reach workers too and would end them before the run is saved."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-
-
-def _as_it_is(found: Any) -> Any:
-    return found
 
 
 def decode_once(
@@ -85,21 +35,27 @@ def decode_once(
         say(f"{len(source)} images take {needed / 2**30:.1f} GiB decoded, more than memory = {memory:g}: "
             f"they are read again every epoch by {workers} worker processes.")  # fmt: skip
         return data
-    samples = np.empty((len(source), *source.shape), np.uint8)
+    try:
+        samples = np.empty((len(source), *source.shape), np.uint8)
+    except MemoryError:
+        raise DataError(
+            f"{data.name}: its images take {needed / 2**30:,.1f} GiB decoded; there is not as much."
+        ) from None
     kept: list[Rows] = []
     bad = list(data.bad)
     done, told = 0, 0
     groups = np.split(np.arange(len(source)), range(BLOCK, len(source), BLOCK))
-    for found, rows, wrong in _read(source, groups, workers if len(groups) > 1 else 0):
-        if wrong and on_bad == "error":
-            raise DataError(f"{wrong[0]} (on_bad=skip leaves such samples out.)")
-        samples[done : done + len(rows)] = found
-        done += len(rows)
-        kept.append(rows)
-        bad.extend(wrong)
-        if 10 * done // len(source) > told:
-            told = 10 * done // len(source)
-            say(f"decoded {done} of {len(source)} images")
+    with closing(read(source, groups, workers if len(groups) > 1 else 0)) as found_groups:
+        for found, rows, wrong in found_groups:
+            if wrong and on_bad == "error":
+                raise DataError(f"{wrong[0]} (on_bad=skip leaves such samples out.)")
+            samples[done : done + len(rows)] = found
+            done += len(rows)
+            kept.append(rows)
+            bad.extend(wrong)
+            if 10 * done // len(source) > told:
+                told = 10 * done // len(source)
+                say(f"decoded {done} of {len(source)} images")
     rows = np.concatenate(kept)
     return select(dataclasses.replace(data, bad=bad), rows, samples[:done])
 
@@ -163,8 +119,8 @@ class Feed:
             if device.type == "cuda" and self.samples.nbytes < torch.cuda.mem_get_info(device)[0] / 2:
                 self.samples = self.samples.to(device)
 
-    def __call__(self, groups: Sequence[Rows]) -> Iterator[tuple[Tensor, Rows]]:
-        """Yield (samples, their rows) for each group."""
+    def __call__(self, groups: Sequence[Rows]) -> Generator[tuple[Tensor, Rows]]:
+        """Yield (samples, their rows) for each group. Close it if it is left early: the workers end with it."""
         if self.samples is not None:
             for rows in groups:
                 picked = self.samples.index_select(0, torch.from_numpy(rows).to(self.samples.device))
@@ -172,8 +128,9 @@ class Feed:
             return
         source = self.source
         assert not isinstance(source, np.ndarray)
-        for found, rows, bad in _read(source, groups, self.workers):
-            if bad and self.on_bad == "error":
-                raise DataError(f"{bad[0]} (on_bad=skip leaves such samples out.)")
-            self.bad.update((b.where, b) for b in bad)
-            yield torch.from_numpy(found).to(self.device, non_blocking=True), rows
+        with closing(read(source, groups, self.workers)) as found_groups:
+            for found, rows, bad in found_groups:
+                if bad and self.on_bad == "error":
+                    raise DataError(f"{bad[0]} (on_bad=skip leaves such samples out.)")
+                self.bad.update((b.where, b) for b in bad)
+                yield torch.from_numpy(found).to(self.device, non_blocking=True), rows

@@ -1,13 +1,11 @@
-"""Pairs of images to verify, and lists of images: insightface's .bin, LFW's pairs.txt, and CSV."""
+"""Pairs of images to verify: insightface's .bin, and lists of names; and lists of images."""
 
 from __future__ import annotations
 
-import csv
+import dataclasses
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,12 +14,10 @@ from hypermargin.data import plainpickle
 from hypermargin.data.base import Bad, Data, DataError, Rows, Source
 from hypermargin.data.folder import FileImages, file_data
 from hypermargin.data.images import EXTENSIONS, Encoded, check_options, common_shape, leave_out
+from hypermargin.data.pairlists import read_list, read_table
+from hypermargin.data.plainarrays import BOOL, UINT8, PlainArray
 
-FIRST, SECOND = ("a", "first"), ("b", "second")
-SAME, FOLD = ("same", "issame", "label"), ("fold",)
 PATH, LABEL, SPLIT = ("path", "file", "image"), ("label", "identity", "class"), ("split",)
-YES_NO = {"1": True, "true": True, "yes": True, "same": True} | {"0": False, "false": False, "no": False}
-MOST_FOLDS = 10**6
 LONGEST_LABEL = 256
 
 
@@ -32,6 +28,8 @@ class Pairs:
     samples   every distinct image once
     fold      (P,) the fold each pair belongs to, where the data say so
     bad       what on_bad="skip" left out
+    people    (P, 2) who each pair is of, where the data say so: LFW's do
+    names     the name of each sample in the list; None where the images have none
     """
 
     name: str
@@ -41,6 +39,8 @@ class Pairs:
     same: NDArray[np.bool_]
     fold: Rows | None = None
     bad: list[Bad] = field(default_factory=list)
+    people: NDArray[np.str_] | None = None
+    names: tuple[str, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.same)
@@ -64,36 +64,16 @@ class MemoryImages(Encoded):
         return f"{self.path}, image {self.places[row]}"
 
 
-class _Pair(NamedTuple):
-    where: str
-    first: str
-    second: str
-    same: bool
-    fold: int | None
-
-
 def read_bin(path: str | Path, *, size: int | None = None, color: str = "auto", on_bad: str = "error") -> Pairs:
     """Read insightface's verification sets: a pickle of (encoded images, same); images 2k and 2k+1 are pair k."""
     check_options(size, color, on_bad)
-    try:
-        loaded = plainpickle.loads(Path(path).read_bytes(), str(path))
-    except OSError as error:
-        raise DataError(f"{path}: the file cannot be read ({error}).") from error
-    if not (isinstance(loaded, tuple | list) and len(loaded) == 2 and all(isinstance(x, list) for x in loaded)):
-        raise DataError(
-            f"{path}: expected a pickle of two lists: encoded images, and whether each pair is the same."
-        )
-    images, same = loaded
-    if not all(isinstance(s, bool | int) and s in (0, 1) for s in same) or len(images) != 2 * len(same):
-        raise DataError(
-            f"{path}: expected two images a pair; got {len(images)} images and {len(same)} answers (bool)."
-        )
+    images, same = bin_content(path)
     rows: dict[bytes, int] = {}
     places: list[int] = []
     bad: list[Bad] = []
     pairs: list[tuple[int, int, bool]] = []
     for k, answer in enumerate(same):
-        one, two = images[2 * k : 2 * k + 2]
+        one, two = map(_encoded, images[2 * k : 2 * k + 2])
         if not (isinstance(one, bytes) and isinstance(two, bytes)):
             leave_out(
                 bad, on_bad, f"{path}, pair {k}", f"not bytes but {type(one).__name__}, {type(two).__name__}."
@@ -103,12 +83,41 @@ def read_bin(path: str | Path, *, size: int | None = None, color: str = "auto", 
             if image not in rows:
                 rows[image] = len(rows)
                 places.append(place)
-        pairs.append((rows[one], rows[two], bool(answer)))
+        pairs.append((rows[one], rows[two], answer))
     samples = MemoryImages(str(path), list(rows), places)
     shape, unreadable = common_shape(samples, size, color, on_bad) if rows else ((), [])
     k = len(unreadable)
     samples = MemoryImages(str(path), samples.encoded[k:], places[k:], shape)
-    return _pairs(str(path), samples, pairs, None, k, bad + unreadable)
+    return _pairs(Pairs(str(path), samples, *_columns(pairs), bad=bad + unreadable), k)
+
+
+def bin_content(path: str | Path) -> tuple[list[object], list[bool]]:
+    """Return what lies in the two lists of an insightface .bin: images of any kind, and the answers."""
+    try:
+        loaded = plainpickle.loads(Path(path).read_bytes(), str(path))
+    except OSError as error:
+        raise DataError(f"{path}: the file cannot be read ({error}).") from error
+    if isinstance(loaded, tuple | list) and len(loaded) == 2 and _is_bools(loaded[1]):
+        loaded = (loaded[0], [value == 1 for value in loaded[1].raw])
+    if not (isinstance(loaded, tuple | list) and len(loaded) == 2 and all(isinstance(x, list) for x in loaded)):
+        raise DataError(
+            f"{path}: expected a pickle of two lists: encoded images, and whether each pair is the same."
+        )
+    images, same = loaded
+    if not all(isinstance(s, bool | int) and s in (0, 1) for s in same) or len(images) != 2 * len(same):
+        raise DataError(
+            f"{path}: expected two images a pair; got {len(images)} images and {len(same)} answers (bool)."
+        )
+    return images, [bool(answer) for answer in same]
+
+
+def _is_bools(value: object) -> bool:
+    return isinstance(value, PlainArray) and value.dtype == BOOL
+
+
+def _encoded(image: object) -> object:
+    """Return the bytes of an image that cv2.imencode made; anything else as it is."""
+    return image.raw if isinstance(image, PlainArray) and image.dtype == UINT8 else image
 
 
 def read_pairs(
@@ -119,33 +128,56 @@ def read_pairs(
     color: str = "auto",
     on_bad: str = "error",
 ) -> Pairs:
-    """Read pairs named in a text file; images are looked for below `images`, or else beside the file.
+    """Read pairs that a text file names, see `read_list`; images are below `images`, or else beside the file.
 
-    .csv    a header, then the columns a, b, same (or first, second, issame or label) and perhaps fold
-    other   LFW's pairs.txt: `folds pairs` or `pairs`, then `name 1 2` or `name 1 other 2`, for name/name_0001.jpg
+    A name may leave out the ending of its image.
     """
     check_options(size, color, on_bad)
     file = Path(path)
     folder = Path(images) if images is not None else file.parent
     bad: list[Bad] = []
     rows: dict[str, int] = {}
+    names: list[str] = []
     pairs: list[tuple[int, int, bool]] = []
     folds: list[int | None] = []
-    for pair in _csv_pairs(file, folder) if file.suffix.lower() == ".csv" else _lfw_pairs(file, folder):
+    people: list[tuple[str, str] | None] = []
+    for pair in read_list(file):
         if isinstance(pair, Bad):
             leave_out(bad, on_bad, *pair)
             continue
-        missing = [image for image in (pair.first, pair.second) if not os.path.isfile(image)]
+        found = [_image(folder, name) for name in (pair.first, pair.second)]
+        missing = [image for image in found if not os.path.isfile(image)]
         if missing:
             leave_out(bad, on_bad, pair.where, f"there is no image {missing[0][:500]}.")
             continue
-        one, two = (rows.setdefault(image, len(rows)) for image in (pair.first, pair.second))
-        pairs.append((one, two, pair.same))
+        for image, name in zip(found, (pair.first, pair.second), strict=True):
+            if image not in rows:
+                rows[image] = len(rows)
+                names.append(name)
+        pairs.append((rows[found[0]], rows[found[1]], pair.same))
         folds.append(pair.fold)
+        people.append(pair.people)
     shape, unreadable = common_shape(FileImages(list(rows)), size, color, on_bad) if rows else ((), [])
-    fold = None if None in folds else np.array(folds, dtype=np.int64)
-    samples = FileImages(list(rows)[len(unreadable) :], shape)
-    return _pairs(str(file), samples, pairs, fold, len(unreadable), bad + unreadable)
+    k = len(unreadable)
+    whole = Pairs(
+        str(file),
+        FileImages(list(rows)[k:], shape),
+        *_columns(pairs),
+        None if None in folds else np.array(folds, dtype=np.int64),
+        bad + unreadable,
+        None if None in people else np.array(people, dtype=str).reshape(-1, 2),
+        tuple(names[k:]),
+    )
+    return _pairs(whole, k)
+
+
+def _image(folder: Path, name: str) -> str:
+    """Return the file of a name, which may lack an ending; where there is none, the one that was looked for."""
+    path = os.path.join(folder, name)
+    if os.path.isfile(path):
+        return path
+    found = (path + extension for extension in EXTENSIONS if os.path.isfile(path + extension))
+    return next(found, path if os.path.splitext(path)[1] else path + ".jpg")
 
 
 def read_csv(
@@ -166,7 +198,7 @@ def read_csv(
     paths: list[str] = []
     names: list[str] = []
     words: list[str] = []
-    for where, row in _table(Path(path), PATH, LABEL, optional=SPLIT):
+    for where, row in read_table(Path(path), PATH, LABEL, optional=SPLIT):
         if isinstance(row, str):
             leave_out(bad, on_bad, where, row)
             continue
@@ -185,102 +217,21 @@ def read_csv(
     return file_data(str(path), paths, names, words, size, color, on_bad, bad)
 
 
-def _pairs(
-    name: str,
-    samples: Encoded,
-    pairs: list[tuple[int, int, bool]],
-    fold: Rows | None,
-    dropped: int,
-    bad: list[Bad],
-) -> Pairs:
-    """Make pairs without those that use one of the first `dropped` images."""
-    table = np.array(pairs, dtype=np.int64).reshape(-1, 3)
-    keep = (table[:, :2] >= dropped).all(1)
+def _columns(pairs: list[tuple[int, int, bool]]) -> tuple[Rows, Rows, NDArray[np.bool_]]:
+    first, second, same = np.array(pairs, dtype=np.int64).reshape(-1, 3).T
+    return first, second, same.astype(bool)
+
+
+def _pairs(whole: Pairs, dropped: int) -> Pairs:
+    """Return the pairs without those that use one of `dropped` images which were the first."""
+    keep = (whole.first >= dropped) & (whole.second >= dropped)
     if not keep.any():
-        raise DataError(f"{name}: there are no pairs in it.")
-    first, second, same = table[keep].T
-    fold = None if fold is None else fold[keep]
-    return Pairs(name, samples, first - dropped, second - dropped, same.astype(bool), fold, bad)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: the text cannot be read ({error}).") from error
-
-
-def _lfw_pairs(path: Path, folder: Path) -> Iterator[_Pair | Bad]:
-    lines = [
-        (n, line.split("\t") if "\t" in line else line.split())
-        for n, line in enumerate(_text(path).splitlines(), 1)
-    ]
-    lines = [(n, [cell.strip() for cell in cells]) for n, cells in lines if cells]
-    half = 0  # pairs of one kind in a fold
-    if lines and len(lines[0][1]) in (1, 2):
-        header = lines.pop(0)[1]
-        if not all(cell.isdecimal() and len(cell) < 10 for cell in header):
-            raise DataError(
-                f"{path}, line 1: expected `folds pairs` or `pairs`, or a pair; got {' '.join(header)[:80]!r}."
-            )
-        half = int(header[-1])
-        promised = 2 * half * (int(header[0]) if header[1:] else 1)
-        if promised != len(lines):
-            raise DataError(f"{path}: its first line promises {promised} pairs, but {len(lines)} lines follow.")
-        half = half if header[1:] else 0
-    for k, (n, cells) in enumerate(lines):
-        where = f"{path}, line {n}"
-        same = len(cells) == 3
-        one, two = (cells[:2], [cells[0], cells[-1]]) if same else (cells[:2], cells[2:])
-        if len(cells) not in (3, 4) or not (one[1].isdecimal() and two[1].isdecimal()):
-            yield Bad(where, "expected `name 1 2` or `name 1 other 2`.")
-        else:
-            yield _Pair(
-                where, _lfw_image(folder, *one), _lfw_image(folder, *two), same, k // (2 * half) if half else None
-            )
-
-
-def _lfw_image(folder: Path, name: str, number: str) -> str:
-    stem = os.path.join(folder, name, f"{name}_{number.zfill(4)}")
-    found = (stem + extension for extension in EXTENSIONS if os.path.isfile(stem + extension))
-    return next(found, stem + ".jpg")
-
-
-def _csv_pairs(path: Path, folder: Path) -> Iterator[_Pair | Bad]:
-    for where, row in _table(path, FIRST, SECOND, SAME, optional=FOLD):
-        if isinstance(row, str):
-            yield Bad(where, row)
-            continue
-        first, second, same, fold = row
-        if same.lower() not in YES_NO:
-            yield Bad(where, f"same must be 1 or 0, true or false; got {same[:40]!r}.")
-        elif fold is not None and not (fold.isdecimal() and len(fold) < 10 and int(fold) < MOST_FOLDS):
-            yield Bad(where, f"fold must be a whole number from 0; got {fold[:40]!r}.")
-        else:
-            one, two = os.path.join(folder, first), os.path.join(folder, second)
-            yield _Pair(where, one, two, YES_NO[same.lower()], None if fold is None else int(fold))
-
-
-def _table(
-    path: Path, *columns: tuple[str, ...], optional: tuple[str, ...]
-) -> Iterator[tuple[str, list[Any] | str]]:
-    """Yield the place of each line with its cells in the wanted columns (None: no optional one), or why not."""
-    lines = _text(path).splitlines()
-    head = lines[0] if lines else ""
-    rows = csv.reader(lines, delimiter=max(",;\t", key=head.count))
-    try:
-        header = [cell.strip().lower() for cell in next(rows, [])]
-        at = [
-            next((header.index(name) for name in names if name in header), None) for names in (*columns, optional)
-        ]
-        if None in at[:-1]:
-            wanted = ", ".join(" or ".join(names) for names in columns)
-            raise DataError(f"{path}: its first line must name the columns {wanted}; got {head[:200]!r}.")
-        for cells in rows:
-            where = f"{path}, line {rows.line_num}"
-            if len(cells) == len(header):
-                yield where, [None if i is None else cells[i].strip() for i in at]
-            elif cells:
-                yield where, f"{len(cells)} columns, but the first line has {len(header)}."
-    except csv.Error as error:
-        raise DataError(f"{path}, line {rows.line_num}: {error}.") from error
+        raise DataError(f"{whole.name}: there are no pairs in it.")
+    return dataclasses.replace(
+        whole,
+        first=whole.first[keep] - dropped,
+        second=whole.second[keep] - dropped,
+        same=whole.same[keep],
+        fold=None if whole.fold is None else whole.fold[keep],
+        people=None if whole.people is None else whole.people[keep],
+    )

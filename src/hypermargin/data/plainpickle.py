@@ -1,7 +1,8 @@
 """Pickles of plain data, read without running anything.
 
 pickle.load calls whatever the file names. This reader knows the instructions that make None, bool, int, float,
-bytes, str, list, tuple and dict, and refuses all others. Strings of Python 2 are bytes.
+bytes, str, list, tuple and dict, and the few names of `plainarrays`; it refuses all others. Strings of Python 2 are
+bytes; a numpy array of uint8 or bool is a `PlainArray`.
 """
 
 from __future__ import annotations
@@ -12,18 +13,12 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
+from hypermargin.data import plainarrays
 from hypermargin.data.base import DataError
+from hypermargin.data.plainarrays import KNOWN, Known
 
-# Protocols 0 to 2 have no bytes: Python 3 writes a call of _codecs.encode(text, "latin1"), and of bytes() for b"".
-# The two names stand on the stack as strings, known by identity; one left in the data is no more than a string.
-ENCODE, EMPTY = "_codecs.encode", "bytes()"
-CALLS = {"_codecs encode": ENCODE, "__builtin__ bytes": EMPTY}
 KEYS = (str, bytes, int, float, type(None))  # a tuple as key can take 2ⁿ steps to hash
 MARK = object()
-REFUSED = (
-    "Only plain lists, tuples, dicts, numbers, strings and bytes are read, because a pickle can run any program. "
-    "If you trust the file, load it with pickle and save it again as lists of bytes and bool."
-)
 
 
 def loads(raw: bytes, where: str) -> object:
@@ -115,19 +110,30 @@ class _Reader:
             raise ValueError("it sets items of something that is no dict")
         target.update(_pairs(values))
 
-    def name(self) -> str:
-        name = f"{self.line().decode()} {self.line().decode()}"
-        if name not in CALLS:
-            raise DataError(f"the pickle asks for {name.replace(' ', '.')[:80]}. {REFUSED}")
-        return CALLS[name]
+    def name(self) -> Known:
+        return self.known(self.line().decode(), self.line().decode())
 
-    def call(self) -> bytes:
+    def stacked_name(self) -> Known:
+        module, name = self.some(2)
+        if not (isinstance(module, str) and isinstance(name, str)):
+            raise ValueError("a name that is no string")
+        return self.known(module, name)
+
+    def known(self, module: str, name: str) -> Known:
+        asked = f"{module}.{name}"
+        if asked not in KNOWN:
+            plainarrays.refuse(asked[:80])
+        return KNOWN[asked]
+
+    def call(self) -> object:
         called, given = self.some(2)
-        if called is ENCODE and len(given) == 2 and given[1] in ("latin1", "latin-1"):
-            return str.encode(given[0], "latin-1")
-        if called is EMPTY and given == ():
-            return b""
-        raise DataError(f"the pickle asks for a call. {REFUSED}")
+        if not isinstance(called, Known) or not isinstance(given, tuple):
+            plainarrays.refuse("a call")
+        return called.make(*given)
+
+    def build(self) -> None:
+        state = self.pop()
+        plainarrays.build(self.stack[-1], state)
 
     def refuse(self, code: bytes) -> None:
         known = pickletools.code2op.get(code.decode("latin-1"))  # type: ignore[attr-defined]
@@ -136,9 +142,7 @@ class _Reader:
         asked = known.name
         if asked == "INST":
             asked = f"{self.line().decode()}.{self.line().decode()}"
-        elif asked == "STACK_GLOBAL" and all(isinstance(name, str) for name in self.stack[-2:]):
-            asked = ".".join(self.stack[-2:])
-        raise DataError(f"the pickle asks for {asked[:80]}. {REFUSED}")
+        plainarrays.refuse(asked[:80])
 
 
 def _pairs(values: list[Any]) -> dict[Any, Any]:
@@ -195,6 +199,7 @@ PUSH: dict[bytes, Callable[[_Reader], Any]] = {
     b"h": lambda r: r.get(r.number("<B")),
     b"j": lambda r: r.get(r.number("<I")),
     b"c": _Reader.name,
+    b"\x93": _Reader.stacked_name,
     b"R": _Reader.call,
 }
 # Instructions that change what is there.
@@ -205,6 +210,7 @@ ACT: dict[bytes, Callable[[_Reader], Any]] = {
     b"e": lambda r: r.extend(r.marked()),
     b"s": lambda r: r.update(r.some(2)),
     b"u": lambda r: r.update(r.marked()),
+    b"b": _Reader.build,
     b"p": lambda r: r.put(int(r.line())),
     b"q": lambda r: r.put(r.number("<B")),
     b"r": lambda r: r.put(r.number("<I")),

@@ -5,6 +5,9 @@ record; 1, 2 … 2, 3 are its pieces, to be joined by the magic number they were
 float32 label, uint64 id, uint64 id2, then `flag` float32 labels that replace the label, then the image. All
 little-endian.
 
+A record for detection has labels too: the length of their header, the length of a box, perhaps more header, and
+boxes of (class, left, top, right, bottom, …). It has no identity, and is refused.
+
 A record with labels and no image is bookkeeping: the one with key 0 says (first key after the images, end), the
 others are the ranges of keys of one identity.
 """
@@ -12,6 +15,7 @@ others are the ranges of keys of one identity.
 from __future__ import annotations
 
 import mmap
+import os
 import struct
 import warnings
 from pathlib import Path
@@ -20,6 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hypermargin.common.arrays import Floats
 from hypermargin.data.base import Bad, Data, DataError, Rows
 from hypermargin.data.folder import suits
 from hypermargin.data.images import Encoded, check_options, common_shape, leave_out
@@ -30,6 +35,8 @@ LENGTH = 2**29 - 1
 HEADER = 24
 CHUNK = 2**16
 MOST_LABELS = 2**31
+LOOKED_AT = 64
+LEAST_BOX = 5  # class, left, top, right, bottom
 
 
 class RecordImages(Encoded):
@@ -58,8 +65,17 @@ class RecordImages(Encoded):
 
     def raw(self, row: int) -> bytes:
         """Return the encoded image."""
+        mapped = self.mapped
         try:
-            return _record(self.mapped, int(self.offsets[row]))[2]
+            left = os.stat(self.path).st_size
+        except OSError as error:
+            raise DataError(f"{self.where(row)}: the file cannot be read ({error}).") from error
+        if left < len(mapped):  # to touch a page that is gone would end the process by SIGBUS
+            raise DataError(
+                f"{self.where(row)}: the file has {left} bytes now, and had {len(mapped)} when it was opened."
+            )
+        try:
+            return _record(mapped, int(self.offsets[row]))[2]
         except _BrokenRecordError as error:
             raise DataError(f"{self.where(row)}: {error}") from None
 
@@ -82,6 +98,7 @@ def read_records(path: str | Path, *, size: int | None = None, color: str = "aut
         all_records.keys = np.arange(len(all_records.offsets))
     labels, end = _labels(all_records, on_bad, bad)
     rows = np.flatnonzero((labels >= 0) & (all_records.keys < end))
+    _check_no_boxes(all_records, rows)
     if not rows.size:
         raise DataError(f"{file}: there is no image in its {len(labels)} records.")
     records = RecordImages(str(file), all_records.keys[rows], all_records.offsets[rows])
@@ -100,6 +117,43 @@ def read_records(path: str | Path, *, size: int | None = None, color: str = "aut
 
 class _BrokenRecordError(Exception):
     pass
+
+
+def _check_no_boxes(records: RecordImages, rows: Rows) -> None:
+    """Refuse a file whose labels are boxes around objects: the first of them would be taken for an identity."""
+    some = rows[np.linspace(0, len(rows) - 1, min(LOOKED_AT, len(rows)), dtype=int)]
+    labels = [_more_labels(records.mapped, int(records.offsets[row])) for row in some]
+    if labels and all(map(_are_boxes, labels)) and len({float(found[0]) for found in labels}) == 1:
+        raise DataError(
+            f"{records.path}: its labels are boxes around objects, for detection; none says who is in an image. "
+            "Expected one identity an image, as in insightface's training sets. Cut the objects out and write them "
+            "with their identities."
+        )
+
+
+def _more_labels(raw: mmap.mmap, at: int) -> Floats:
+    """Return the labels after a record's header; none where it is broken, which is said elsewhere."""
+    try:
+        _, begin, end = _piece(raw, at)
+        (flag,) = struct.unpack_from("<I", raw, begin)
+        count = flag if begin + HEADER + 4 * flag <= end else 0
+        return np.frombuffer(raw, "<f4", count, begin + HEADER).astype(np.float64)
+    except (_BrokenRecordError, struct.error):
+        return np.empty(0)
+
+
+def _are_boxes(labels: Floats) -> bool:
+    if len(labels) < 2 + LEAST_BOX or not np.isfinite(labels).all():
+        return False
+    header, width = labels[:2]
+    if header != int(header) or width != int(width) or header < 2 or width < LEAST_BOX:
+        return False
+    boxes = labels[int(header) :]
+    if not len(boxes) or len(boxes) % int(width):
+        return False
+    kind, left, top, right, bottom = boxes.reshape(-1, int(width))[:, :LEAST_BOX].T
+    there = kind >= 0  # −1 fills up
+    return bool(((kind == np.floor(kind)) & ~(there & ((left > right) | (top > bottom)))).all() and there.any())
 
 
 def _find(path: Path) -> Path:

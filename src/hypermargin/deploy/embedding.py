@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,7 @@ def embed(
     *,
     batch: int = 256,
     workers: int = 0,
+    levels: int | None = None,
     on_bad: str = "error",
     raw: bool = False,
     say: Say = lambda _: None,
@@ -82,12 +84,13 @@ def embed(
 
     Images in files are resized and converted as in training. Where a folder has one
     folder per identity, the labels are their names; one with images lying in it has none, and is read to any depth.
+    `levels` says how many folders name an identity, as in `open_data`.
     on_bad="error" stops at the first unreadable image, "skip" leaves it out and lists it in `bad`.
     """
     checks.count("batch", batch)
     checks.count("workers", workers, 0)
     checks.one_of("on_bad", on_bad, UNREADABLE)
-    found = _find(model, os.fspath(source), on_bad, say)
+    found = _find(model, os.fspath(source), levels, on_bad, say)
     total = len(found.samples)
     groups = np.split(np.arange(total), range(batch, total, batch))
     feed = Feed(found.samples, model.device, workers=workers if len(groups) > 1 else 0, on_bad=on_bad)
@@ -95,14 +98,15 @@ def embed(
     norms = np.empty(total, np.float32)
     kept = np.empty(total, np.int64)
     done = 0
-    for number, (samples, rows) in enumerate(feed(groups), 1):
-        if len(rows):
-            here = slice(done, done + len(rows))
-            unit, length = model.run(samples)
-            embeddings[here] = unit * length[:, None] if raw else unit
-            norms[here], kept[here] = length, rows
-            done += len(rows)
-        progress(min(number * batch, total), total)
+    with closing(feed(groups)) as read:
+        for number, (samples, rows) in enumerate(read, 1):
+            if len(rows):
+                here = slice(done, done + len(rows))
+                unit, length = model.run(samples)
+                embeddings[here] = unit * length[:, None] if raw else unit
+                norms[here], kept[here] = length, rows
+                done += len(rows)
+            progress(min(number * batch, total), total)
     bad = (*found.bad, *feed.bad.values())
     if done == 0:
         raise DataError(f"{source}: none of its {total} samples can be read; the first: {bad[0]}")
@@ -128,9 +132,10 @@ def embed(
     )
 
 
-def _find(model: Model, source: str, on_bad: str, say: Say) -> _Found:
+def _find(model: Model, source: str, levels: int | None, on_bad: str, say: Say) -> _Found:
     paths = _without_identity(Path(source))
     if paths is not None:
+        metadata.check_preparation(model.about)
         images = FileImages(paths, model.shape)
         _check(model, source, images)
         return _Found(images, images.where, None, (), [])
@@ -140,10 +145,12 @@ def _find(model: Model, source: str, on_bad: str, say: Say) -> _Found:
         source,
         size=height if square else None,
         color="rgb" if len(model.shape) == 3 else "gray",
+        levels=levels,
         on_bad=on_bad,
         say=say,
     )
     if isinstance(data.samples, Encoded) and rest:
+        metadata.check_preparation(model.about)
         data.samples.shape = model.shape
     _check(model, source, data.samples)
     return _Found(data.samples, data.where, data.labels, data.classes, data.bad)

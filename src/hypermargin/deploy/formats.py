@@ -49,6 +49,7 @@ def export(
     dtype: Literal["float32", "float16"] = "float32",
     which: Literal["best", "last"] = "best",
     trust: bool = False,
+    allow_older: bool = False,
     thresholds: Thresholds | None = None,
     replace: bool = False,
 ) -> Exported:
@@ -58,8 +59,8 @@ def export(
                     for batches of any size; scaling and normalisation are inside. Computed in float32.
     safetensors     the weights of the network and, `with_head`, of the head, with what is needed to rebuild them
 
-    `which` and `trust` as in `hypermargin.load`. The thresholds of a run's folder come along; beside a `Trained`
-    they can be given. A file that is there already is kept unless `replace`.
+    `which`, `trust` and `allow_older` as in `hypermargin.load`. The thresholds of a run's folder come along;
+    beside a `Trained` they can be given. A file that is there already is kept unless `replace`.
     """
     checks.one_of("format", format, tuple(ENDINGS))
     checks.one_of("dtype", dtype, tuple(DTYPES))
@@ -71,7 +72,7 @@ def export(
     if isinstance(run, Trained):
         trained = run
     else:
-        trained = load(run, which, trust=trust)
+        trained = load(run, which, trust=trust, allow_older=allow_older)
         thresholds = thresholds or Thresholds.read(Path(run))
     trained = _on_cpu(trained)
     about = metadata.describe(trained, thresholds, with_head=with_head, dtype=dtype)

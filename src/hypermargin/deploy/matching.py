@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from hypermargin.data.folder import FileImages
-from hypermargin.deploy.metadata import in_all_units
+from hypermargin.deploy.metadata import check_preparation, in_all_units
 from hypermargin.deploy.model import Model
+from hypermargin.evaluate.thresholds import Support
 
 
 @dataclass(frozen=True)
@@ -26,12 +27,14 @@ class Match:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The threshold, where it came from, and the matches."""
+    """The threshold, where it came from, the matches, `passed_over` as in `Trained`, and what a FAR rests on."""
 
     first: str
     threshold: float
     origin: str
     matches: tuple[Match, ...]
+    passed_over: tuple[str, ...] = ()
+    support: Support | None = None
 
 
 def verify(
@@ -50,6 +53,7 @@ def verify(
         raise ValueError(f"images must be at least two; got {len(paths)}.")
     if model.dtype != "uint8":
         raise ValueError(f"verify compares image files; {model.name} takes {model.dtype} of shape {model.shape}.")
+    check_preparation(model.about)
     threshold, origin = _threshold(model, far, threshold)
     files = FileImages(paths, model.shape)
     unit, _ = model.run(torch.from_numpy(np.stack([files[k] for k in range(len(paths))])).to(model.device))
@@ -58,7 +62,10 @@ def verify(
         Match(path, cosine, in_all_units(cosine)["angle_degrees"], cosine >= threshold)
         for path, cosine in zip(paths[1:], cosines, strict=True)
     )
-    return Verdict(paths[0], threshold, origin, tuple(matches))
+    known = model.thresholds
+    support = None if far is None or known is None else known.support(far)
+    passed_over = tuple(model.about.get("passed_over", ()))
+    return Verdict(paths[0], threshold, origin, tuple(matches), passed_over, support)
 
 
 def _threshold(model: Model, far: float | None, threshold: float | None) -> tuple[float, str]:

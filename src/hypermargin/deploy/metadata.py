@@ -8,14 +8,39 @@ import math
 from pathlib import Path
 from typing import Any
 
+from hypermargin import checks
 from hypermargin.common.environment import now, versions
+from hypermargin.common.plain import anything, items, maybe, number, table, text, whole
 from hypermargin.data import Scaling
-from hypermargin.evaluate.thresholds import Thresholds
+from hypermargin.data.images import PREPARATION
+from hypermargin.evaluate.thresholds import COUNTS, Thresholds
 from hypermargin.evaluate.units import cosine_to_angle, cosine_to_squared_distance
+from hypermargin.training.content import MOST_VALUES
 from hypermargin.training.run import Trained
+from hypermargin.training.values import MOST_SIDE
 
 KEY = "hypermargin"
 FORMAT = 1
+_UNITS = table({"cosine": number(-2.0, 2.0 + 1e-9)}, rest=anything)
+_THRESHOLDS = table({"eer": _UNITS, "far": table({}, rest=_UNITS), **COUNTS})
+
+
+def _shape(where: str, value: Any) -> None:
+    items(anything, 2, 4)(where, value)
+    items(whole(1, MOST_SIDE if len(value) > 2 else MOST_VALUES))(f"{where}[1:]", value[1:])
+
+
+# What is read of it again. The rest is for people and other programs.
+CONTENT = table(
+    {
+        "format": whole(),
+        "input": table({"name": text, "shape": _shape, "dtype": text}, rest=anything),
+        "dim": whole(1, checks.MOST_DIM),
+        "thresholds": maybe(_THRESHOLDS),
+        "notes": items(text),
+    },
+    rest=anything,
+)
 MOST_CLASSES = 10_000  # names in the file; more would weigh more than a small network
 
 
@@ -24,7 +49,7 @@ def describe(
 ) -> dict[str, Any]:
     """Describe an exported network: the JSON under the key "hypermargin"."""
     config, about, head = trained.config, trained.about, trained.head
-    notes = []
+    notes = list(trained.passed_over)
     if thresholds is not None and thresholds.step != trained.step:
         notes.append(
             f"thresholds left out: they were measured at step {thresholds.step}, these weights are of step "
@@ -58,6 +83,7 @@ def describe(
         # Only the last part of a path: where the data were on some machine is nobody's business.
         "data": {**{k: v for k, v in about.data.items() if k != "left_out"}, "name": Path(about.data["name"]).name},
         "step": trained.step,
+        "passed_over": list(trained.passed_over),
         "versions": versions(),
         "trained_with": about.versions,
         "date": now(),
@@ -78,6 +104,7 @@ def _input(shape: tuple[int, ...], scaling: Scaling) -> dict[str, Any]:
         "channels": ("RGB" if channels == 3 else "gray") if sides else None,
         "range": [0, 255] if bytes_ else None,
         "scaling": {"inside": True, "formula": "(value - mean) / std", **dataclasses.asdict(scaling)},
+        "images": dict(PREPARATION) if bytes_ else None,
     }
 
 
@@ -105,6 +132,16 @@ def thresholds_in(about: dict[str, Any]) -> Thresholds | None:
     return Thresholds(**{**found, "eer": float(found["eer"]["cosine"]), "far": far})
 
 
+def check_preparation(about: dict[str, Any]) -> None:
+    """Check that images are prepared as a description says; before there were words for it, they were so too."""
+    for name, wanted in (about["input"].get("images") or {}).items():
+        if name in ("filter", "antialias") and wanted != PREPARATION[name]:
+            raise ValueError(
+                f"the file says that images are resized with {name} {wanted!r}; this version has "
+                f"{PREPARATION[name]!r} alone. Resize them yourself, and embed an array."
+            )
+
+
 def flat(about: dict[str, Any]) -> dict[str, str]:
     """Return the JSON under its key, and a few lines for people who list the metadata."""
     takes = about["input"]
@@ -119,6 +156,9 @@ def flat(about: dict[str, Any]) -> dict[str, str]:
         "head_classes": str(about["head"]["classes"]),
         "date": about["date"],
     }
+    if prepared := takes["images"]:
+        smooth = "antialiased" if prepared["antialias"] else "not antialiased"
+        lines["resize"] = f"{prepared['filter']}, {smooth}, as {prepared['library']} does; {prepared['ratio']}"
     if about["thresholds"]:
         lines["threshold_cosine_eer"] = f"{about['thresholds']['eer']['cosine']:.6g}"
     return lines

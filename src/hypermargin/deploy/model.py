@@ -48,6 +48,7 @@ def open_model(
     which: Literal["best", "last"] = "best",
     device: str = "cpu",
     trust: bool = False,
+    allow_older: bool = False,
     thresholds: Thresholds | None = None,
 ) -> Model:
     """Open a run's folder, an exported .onnx file, or what `hypermargin.load` gave.
@@ -62,7 +63,7 @@ def open_model(
         if device != "auto" and place.type != "cpu":
             raise ValueError(f"device must be cpu for an ONNX file; got {device!r}. Give the run's folder instead.")
         return _of_file(path)
-    trained = load(path, which, device=place, trust=trust)
+    trained = load(path, which, device=place, trust=trust, allow_older=allow_older)
     return _of_trained(str(path), trained, thresholds or Thresholds.read(path), place)
 
 
@@ -89,12 +90,14 @@ def _of_file(path: Path) -> Model:
         raise ValueError(f"run: {path} is not a readable ONNX file: {first_line(error)}") from None
     try:
         about = json.loads(session.get_modelmeta().custom_metadata_map[metadata.KEY])
+        metadata.CONTENT("", about)
         thresholds = metadata.thresholds_in(about)
         shape, dtype = [int(side) for side in about["input"]["shape"][1:]], str(about["input"]["dtype"])
         name, dim, format = str(about["input"]["name"]), int(about["dim"]), about["format"]
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        why = error if isinstance(error, ValueError) else repr(error)
         raise ValueError(
-            f"run: {path} was not written by hypermargin export, or its metadata are damaged ({error!r})."
+            f"run: {path} was not written by hypermargin export, or its metadata are damaged ({why})."
         ) from None
     if format != metadata.FORMAT:
         raise ValueError(f"run: {path} has format {format}; this version reads {metadata.FORMAT}.")

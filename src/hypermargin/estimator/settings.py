@@ -28,8 +28,13 @@ SOLVERS = ("auto", "lbfgs", "adam")
 OUTPUTS = ("cosines", "features")
 
 
-def margin_of(margin: str | Margin, m: float | Sequence[float] | None) -> Margin:
-    """Return a margin by name, with a modest m, or as it is; `m` replaces its number or numbers."""
+def margin_of(margin: str | Margin | None, m: float | Sequence[float] | None) -> Margin:
+    """Return a margin by name, with a modest m, or as it is; `m` replaces its number or numbers.
+
+    None is no margin, and ArcFace where an m is given.
+    """
+    if margin is None:
+        margin = "none" if m is None else "arcface"
     if isinstance(margin, str):
         found: Margin = margins.get(margin)()
         m = MODEST.get(margin) if m is None else m
@@ -42,10 +47,10 @@ def margin_of(margin: str | Margin, m: float | Sequence[float] | None) -> Margin
     if own is None:  # as SVC does with a gamma that its kernel has no use for: one grid serves all
         return found
     names = ["m"] if isinstance(own, float | int) else [f.name for f in margins.number_fields(type(found))]
-    values = list(m) if isinstance(m, Sequence | np.ndarray) else [m]
-    if len(values) != len(names):
+    values = list(m) if isinstance(m, Sequence | np.ndarray) and not isinstance(m, str) else [m]
+    if len(values) != len(names) or isinstance(m, str):
         allowed = "a number" if len(names) == 1 else f"{len(names)} numbers, {', '.join(names)},"
-        raise ValueError(f"m must be {allowed} for {type(found).__name__}; got {m!r}.")
+        raise ValueError(f'm must be {allowed} or "auto" for {type(found).__name__}; got {m!r}.')
     replaced: Margin = dataclasses.replace(found, **dict(zip(names, map(_plain, values), strict=True)))  # type: ignore[type-var]
     return replaced
 
@@ -55,13 +60,13 @@ def _plain(value: Any) -> Any:
     return float(value) if isinstance(value, Real) and not isinstance(value, bool) else value
 
 
-def problem_of(estimator: Any, classes: int) -> Problem:
-    """Return what to fit, from an estimator's parameters."""
+def problem_of(estimator: Any, classes: int, m: Any) -> Problem:
+    """Return what to fit, from an estimator's parameters and the m that it is fitted with."""
     for name in ("unit_weight", "unit_features", "alternate", "fit_intercept", "early_stopping", "warm_start"):
         value = getattr(estimator, name)
         if value not in (True, False):
             raise ValueError(f"{name} must be True or False; got {value!r}.")
-    margin = margin_of(estimator.margin, estimator.m)
+    margin = margin_of(estimator.margin, m)
     auto_scale, auto_alpha = is_auto(estimator.scale), is_auto(estimator.alpha)
     if not auto_scale:
         _number("scale", estimator.scale, 0.0, open_low=True, words=' or "auto"')

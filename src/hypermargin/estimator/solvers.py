@@ -102,7 +102,9 @@ def lbfgs(problem: Problem, data: Data, state: State, tol: float, max_iter: int,
 def _in_turn(problem: Problem, data: Data, state: State, tol: float, max_iter: int, watch: Watch) -> State:
     """Fit angle and magnitude in turn, until the magnitudes stay where they are.
 
-    A step of the magnitudes is taken in part where the last one was undone: the two then overshoot each other.
+    A step of the magnitudes is taken in part where it would undo the last one, and farther where it would go on in
+    the same direction: if the last, taken s times, left the share q of itself to go, then all of it had been
+    1/(1 − q) of s.
     """
     share, last = 1.0, np.zeros(len(state.W))
     for k in range(ROUNDS):
@@ -114,7 +116,9 @@ def _in_turn(problem: Problem, data: Data, state: State, tol: float, max_iter: i
         step = np.log(state.r / before)
         if state.n_iter >= max_iter or (loose <= tol and np.abs(step).max() <= 10 * tol):
             return state
-        share = share / 2 if step @ last < -0.25 * (last @ last) else min(1.5 * share, 1.0)
+        if last.any():
+            left = float(step @ last / (last @ last))
+            share = min(max(share / (1 - left), 0.25), 4.0) if left < 1 else 1.0
         state.r, last = before * np.exp(share * step), step
     return replace(state, unfinished=f"angle and magnitude did not settle in {ROUNDS} rounds")
 

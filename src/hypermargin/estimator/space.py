@@ -45,6 +45,13 @@ class Space:
         z *= (self.factor / self.divisors(lengths))[:, None]
         return z if state.b is None else z + state.b
 
+    def linear_form(self, state: State) -> tuple[Array, Array]:
+        """Return weights (C, d) and intercepts (C,) of the logits, before division by the length of a sample."""
+        weight = state.logit_weight * self.factor
+        if self.constant:
+            return weight[:, :-1], weight[:, -1] * self.constant
+        return weight, np.zeros(len(weight)) if state.b is None else state.b
+
     def data(self, features: Any, lengths: Array, y: NDArray[np.intp], weight: Array) -> Data:
         """Make training data of such features and lengths."""
         full = self.factor * np.hypot(lengths, self.constant) / self.divisors(lengths)

@@ -4,15 +4,19 @@ verification    are two samples of one identity? EER, AUC, minDCF, TAR at FAR, w
 identification  who is it? rank-k, mAP; and in an open set, where some are nobody we know
 geometry        angles within and between classes, to the prototypes, and what the lengths of features say
 evaluate        all of these at once
+score_named     pairs that a file lists, of embeddings by name: LFW's protocol; read_scores: scores from text files
 """
 
 from hypermargin.evaluate.curve import Curve
+from hypermargin.evaluate.files import Scored
 from hypermargin.evaluate.folds import Folds, kfold
 from hypermargin.evaluate.geometry import Geometry, Norms, geometry
 from hypermargin.evaluate.identification import Identification, identification
+from hypermargin.evaluate.named import score_named
 from hypermargin.evaluate.openset import OpenSet, half_enrolled, open_set
 from hypermargin.evaluate.prototypes import Prototypes, Spread
 from hypermargin.evaluate.report import Evaluation, Operating, evaluate, operating
+from hypermargin.evaluate.scorelists import read_scores
 from hypermargin.evaluate.thin import thin
 from hypermargin.evaluate.thresholds import Thresholds
 from hypermargin.evaluate.units import (
@@ -36,6 +40,7 @@ __all__ = [
     "OpenSet",
     "Operating",
     "Prototypes",
+    "Scored",
     "Spread",
     "Thresholds",
     "Verification",
@@ -52,6 +57,8 @@ __all__ = [
     "kfold",
     "open_set",
     "operating",
+    "read_scores",
+    "score_named",
     "squared_distance_to_cosine",
     "thin",
     "verification",

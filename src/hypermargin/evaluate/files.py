@@ -17,6 +17,7 @@ from hypermargin.evaluate.thin import thin
 from hypermargin.files import replacing
 
 EMBEDDINGS, LABELS = ("embeddings", "features"), ("labels", "label", "y")
+NAMES = ("names", "paths", "files")
 
 
 class Embedded(NamedTuple):
@@ -24,6 +25,13 @@ class Embedded(NamedTuple):
 
     features: Array
     labels: Array
+
+
+class Named(NamedTuple):
+    """(N, d) embeddings as the file has them, and (N,) names."""
+
+    embeddings: Array
+    names: Array
 
 
 class Scored(NamedTuple):
@@ -70,6 +78,28 @@ def read(path: str | os.PathLike[str], labels: str | os.PathLike[str] | None = N
         lengths = np.linalg.norm(x, axis=1)
         x = x * (found["norms"] / np.where(lengths > 0, lengths, 1))[:, None].astype(x.dtype)
     return Embedded(x, y)
+
+
+def read_named(path: str | os.PathLike[str], names: str | os.PathLike[str] | None = None) -> Named:
+    """Read a .npz file of embeddings and names, as `hypermargin embed` writes it; or two .npy files."""
+    found = read_arrays(Path(path))
+    if names is not None:
+        two = read_arrays(Path(names))
+        if isinstance(found, dict) or isinstance(two, dict):
+            raise ValueError(f"{path} and {names}: give two .npy files, or one .npz file.")
+        x, y = found, two
+    elif isinstance(found, dict):
+        given = [next((found[name] for name in known if name in found), None) for known in (EMBEDDINGS, NAMES)]
+        if given[0] is None or given[1] is None:
+            raise ValueError(f"{path}: expected arrays embeddings and names; it holds {_list(found)}.")
+        x, y = given[0], given[1]
+    else:
+        raise ValueError(
+            f"{path}: the names, by which pairs are found, are missing. Give them as a second .npy file."
+        )
+    if y.ndim != 1 or y.dtype.kind not in "US":
+        raise ValueError(f"{names or path}: names must be strings, (rows,); got {y.dtype} of shape {y.shape}.")
+    return Named(_numbers(x, path), y if y.dtype.kind == "U" else np.char.decode(y, "utf-8"))
 
 
 def write_curve(path: Path, curve: Curve, far: Sequence[float]) -> None:

@@ -22,7 +22,7 @@ class Folds:
     thresholds: tuple[float, ...]
 
 
-def kfold(scores: Values, same: Values, folds: int | Values = 10) -> Folds:
+def kfold(scores: Values, same: Values, folds: int | Values | None = None) -> Folds:
     """Measure accuracy on each fold, with the threshold that is right most often on all the other folds.
 
     Thresholds are the scores of those other folds, and one just above them all. Of equally good ones the highest
@@ -30,7 +30,7 @@ def kfold(scores: Values, same: Values, folds: int | Values = 10) -> Folds:
 
     - scores, same: as in `from_scores`
     - folds: how many, cut in the order of the pairs as scikit-learn's KFold(shuffle=False) does, the first ones
-      larger by one; or (P,) the fold of each pair
+      larger by one; or (P,) the fold of each pair; None: 10
     """
     s, truth = given_pairs(scores, same)
     fold = _numbers(folds, len(s))
@@ -47,8 +47,9 @@ def kfold(scores: Values, same: Values, folds: int | Values = 10) -> Folds:
     return Folds(float(np.mean(accuracies)), error, tuple(accuracies), tuple(thresholds))
 
 
-def _numbers(folds: int | Values, pairs: int) -> Counts:
+def _numbers(folds: int | Values | None, pairs: int) -> Counts:
     """Return the fold of each pair."""
+    folds = 10 if folds is None else folds
     if isinstance(folds, int):
         checks.count("folds", folds, 2)
         if folds > pairs:

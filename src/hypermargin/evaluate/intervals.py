@@ -20,7 +20,6 @@ interval worth the name, by either way.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from statistics import NormalDist
 from typing import Any
 
@@ -40,11 +39,14 @@ FEW = 500_000  # pairs that a bootstrap goes through in a few seconds
 ROWS = 4096  # identities left out at a time
 
 
-def check(confidence: float | None, method: str) -> None:
-    """Check the settings of an interval."""
+def check(confidence: float | None, method: str) -> float | None:
+    """Check the settings of an interval; return the confidence, None for no intervals, which 0 means too."""
     checks.one_of("method", method, ("auto", "bootstrap", "jackknife"))
-    if confidence is not None and not 0 < confidence < 1:
-        raise ValueError(f"confidence must lie in (0, 1), such as 0.95, or be None; got {confidence:g}.")
+    if confidence is not None and not 0 <= confidence < 1:
+        raise ValueError(
+            f"confidence must lie in [0, 1), such as 0.95; got {confidence:g}. 0 or None: no intervals."
+        )
+    return confidence or None
 
 
 def few(pairs: int, method: str) -> bool:
@@ -129,31 +131,38 @@ def jackknife(
     problem: Problem, genuine: NDArray[Any], impostor: NDArray[Any], genuines: Counts, impostors: Counts
 ) -> Intervals:
     """θ ± z·se from leaving out every identity once, given the pairs of each by bin and in all."""
-    parts = [problem.statistics(far, tar) for far, tar in _without(problem, genuine, impostor, genuines, impostors)]
-    z = NormalDist().inv_cdf((1 + problem.confidence) / 2)
     found: Intervals = {}
-    for name, theta in problem.theta.items():
-        left = np.concatenate([part[name] for part in parts])
-        if len(left) < 2:
+    for name, left in without_each(problem, genuine, impostor, genuines, impostors).items():
+        there = left[~np.isnan(left)]
+        if len(there) < 2:
             raise ValueError("there are too few identities with pairs to leave one out. Leave confidence out.")
-        se = math.sqrt((len(left) - 1) * left.var())
-        found[name] = _around(theta, z * se, problem.unseen(int((genuines > 0).sum())))
+        z = NormalDist().inv_cdf((1 + problem.confidence) / 2)
+        unseen = problem.unseen(int((genuines > 0).sum()))
+        found[name] = around(problem.theta[name], z * standard_error(there), unseen)
     return found
 
 
-def _without(
+def without_each(
     problem: Problem, genuine: NDArray[Any], impostor: NDArray[Any], genuines: Counts, impostors: Counts
-) -> Iterator[tuple[Floats, Floats]]:
-    """Return FAR and TAR at the edges without each identity, some thousand at a time."""
+) -> dict[Name, Floats]:
+    """Compute each number without each identity in turn, in the order of these; NaN where that leaves no curve."""
     g, a = problem.pooled
     G, A = problem.curve.genuines, problem.curve.impostors
+    found = {name: np.full(len(genuine), np.nan) for name in problem.theta}
     for at in range(0, len(genuine), ROWS):
         part = slice(at, at + ROWS)
         # An identity that has all genuine or all impostor pairs leaves no curve.
         kept = (genuines[part] < G) & (impostors[part] < A)
         far = (a - np.cumsum(impostor[part][kept], 1, dtype=np.int64)) / (A - impostors[part][kept, None])
         tar = (g - np.cumsum(genuine[part][kept], 1, dtype=np.int64)) / (G - genuines[part][kept, None])
-        yield far, tar
+        for name, values in problem.statistics(far, tar).items():
+            found[name][part][kept] = values
+    return found
+
+
+def standard_error(left: Floats) -> float:
+    """Return the jackknife's standard error of a number, given it without each of n identities."""
+    return math.sqrt((len(left) - 1) * left.var())
 
 
 def _percentiles(problem: Problem, genuine: Floats, impostor: Floats, units: int) -> Intervals:
@@ -171,7 +180,8 @@ def _percentiles(problem: Problem, genuine: Floats, impostor: Floats, units: int
     return found
 
 
-def _around(theta: float, reach: float, unseen: float) -> tuple[float, float]:
+def around(theta: float, reach: float, unseen: float) -> tuple[float, float]:
+    """Return θ ± `reach` on the scale of the odds; where no error was seen, as far as `unseen`."""
     if theta <= 0.0:
         return 0.0, min(1.0, max(unseen, reach))
     if theta >= 1.0:

@@ -15,10 +15,11 @@ from hypermargin.evaluate.geometry import Geometry
 from hypermargin.evaluate.geometry import of_samples as _geometry
 from hypermargin.evaluate.identification import Identification
 from hypermargin.evaluate.identification import of_samples as _identification
+from hypermargin.evaluate.intervals import check as check_interval
 from hypermargin.evaluate.openset import OpenSet, half_enrolled, open_set
 from hypermargin.evaluate.pairs import samples
 from hypermargin.evaluate.prototypes import prototypes_of
-from hypermargin.evaluate.thresholds import Thresholds
+from hypermargin.evaluate.thresholds import ENOUGH, Thresholds
 from hypermargin.evaluate.units import cosine_to_angle, cosine_to_squared_distance
 from hypermargin.evaluate.verification import FAR, Verification
 from hypermargin.evaluate.verification import of_samples as _verification
@@ -27,7 +28,6 @@ from hypermargin.margins import Margin
 Row = tuple[str, str, str, str]  # group, name, value, interval
 
 SAME_LENGTH = 1e-5  # a spread of norms below this is rounding
-ENOUGH = 10  # false accepts that a TAR must rest on to be given an interval
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,11 @@ def evaluate(
     confidence: float | None = 0.95,
     method: str = "auto",
 ) -> Evaluation:
-    """Evaluate features (N, d) as the network gives them with labels (N,); `geometry` explains prototypes."""
+    """Evaluate features (N, d) as the network gives them with labels (N,); `geometry` explains prototypes.
+
+    `confidence` is that of the intervals; None or 0: none are computed.
+    """
+    confidence = check_interval(confidence, method)
     s = samples(features, labels, "features")
     against = prototypes_of(s, prototypes, margin)
     verified = _verification(s, far, confidence, method, None)
@@ -128,7 +132,8 @@ def evaluate(
 
 
 def verification_rows(v: Verification, unit: str = "cosine") -> list[Row]:
-    """Return the rows of verification in the table; `unit` is what the scores are."""
+    """Return the rows of verification in the table; `unit` is what the scores are; for "distance", minus that."""
+    sign = -1 if unit == "distance" else 1
 
     def interval(name: str | float, write: Callable[[float], str] = _number) -> str:
         if v.intervals is None or (isinstance(name, float) and name * v.impostor < ENOUGH):
@@ -138,12 +143,12 @@ def verification_rows(v: Verification, unit: str = "cosine") -> list[Row]:
 
     rows = [
         ("verification", "pairs", f"{v.genuine:,} genuine, {v.impostor:,} impostor", ""),
-        ("verification", "EER", f"{_number(v.eer)} at {unit} {v.threshold:.3f}", interval("eer")),
+        ("verification", "EER", f"{_number(v.eer)} at {unit} {sign * v.threshold:.3f}", interval("eer")),
         ("verification", "AUC", _number(v.auc), interval("auc")),
         ("verification", "minDCF (1 % genuine)", _cost(v.min_dcf), interval("min_dcf", _cost)),
     ]
     for f, tar in v.tar.items():
-        value = f"{_number(tar)} at {unit} {v.thresholds[f]:.3f}"
+        value = f"{_number(tar)} at {unit} {sign * v.thresholds[f]:.3f}"
         if not v.curve.supports(f):
             value = f"{_number(tar)} (too few pairs: at no false accept)"
         elif f * v.impostor < ENOUGH:

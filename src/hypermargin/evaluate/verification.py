@@ -75,8 +75,9 @@ def verification(
 
     - embeddings: (N, d), of any length but 0; computed in float32, or float64 if given so, on their device
     - labels: (N,) identities: whole numbers, or names in a numpy array
-    - confidence: 0.95, say, for intervals over identities; `method` "bootstrap" (up to 500,000 pairs), "jackknife"
-      (a second pass over the pairs), or "auto": the first that can. See `hypermargin.evaluate.intervals`
+    - confidence: 0.95, say, for intervals over identities; None or 0: none. `method` "bootstrap" (up to 500,000
+      pairs), "jackknife" (a second pass over the pairs), or "auto": the first that can. See
+      `hypermargin.evaluate.intervals`
     - block: rows and columns of one product
     """
     return of_samples(samples(embeddings, labels), far, confidence, method, block)
@@ -87,7 +88,7 @@ def of_samples(
 ) -> Verification:
     """Compute `verification` of samples that are already sorted."""
     size = block_size(block, s.x)
-    check(confidence, method)
+    confidence = check(confidence, method)
     _check_far(far)
     if s.genuine == 0 or s.impostor == 0:
         Curve.of(np.zeros(1), np.array([s.genuine]), np.array([s.impostor]))  # says which are missing
@@ -118,7 +119,7 @@ def from_scores(
     `identities` are those of the first and of the second sample of each pair. With them the intervals are over
     identities; without them over pairs, as if no two pairs shared a person, which is too narrow where some do.
     """
-    check(confidence, method)
+    confidence = check(confidence, method)
     _check_far(far)
     s, truth = given_pairs(scores, same)
     curve = Curve.of(*count_scores(s, truth))

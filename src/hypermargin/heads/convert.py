@@ -14,6 +14,7 @@ from hypermargin.common.optimizer_state import PER_ELEMENT
 from hypermargin.family import FAMILY, create_head
 from hypermargin.head import MarginHead
 from hypermargin.heads.weights import Weights, by_class, refuse_centres
+from hypermargin.optim import lay_out
 
 Optimizers = Optimizer | Sequence[Optimizer] | None
 
@@ -150,3 +151,5 @@ def restore_optimizer(optimizer: Optimizer | Sequence[Optimizer], head: MarginHe
         holder.state[parameter] = {}
     for holder, parameter, key, tensor in new:
         holder.state[parameter][key] = tensor
+    for each in as_list(optimizer):
+        lay_out(each)

@@ -5,21 +5,29 @@ What the files of others hold, read in their source:
   insightface      see insightface.py
   metric-learning  {"W": (dim, classes)}
   linear           {"weight": (classes, dim)}, perhaps "bias"
+  Lightning        {"state_dict": {…}, …}, of which the first is read
 """
 
 from __future__ import annotations
 
 import os
-import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from hypermargin.common.tensor_files import holds_objects, read_npy, read_pt, read_safetensors
-from hypermargin.common.text import first_line
+from hypermargin.common.tensor_files import (
+    STATES,
+    NotTensorsError,
+    flat,
+    holds_objects,
+    read_npy,
+    read_pt,
+    read_safetensors,
+)
+from hypermargin.common.text import first_line, say
 from hypermargin.heads.convert import weights_of
 from hypermargin.heads.insightface import MOST_RANKS, SHARDS, insightface_range, shards_in
 from hypermargin.heads.shards import join
@@ -29,7 +37,7 @@ PathLike = str | os.PathLike[str]
 PREFIXES = ("", "head.", "module.", "state_dict_softmax_fc.")
 # Of our own, what does not go by class.
 REST = ("scale", "sampled_steps", "classes_held", "schedules.", "row_margin.", "row_terms.", "optimizer.")
-ENDINGS = (".safetensors", ".pt", ".pth", ".npy")
+ENDINGS = (*STATES, ".npy")
 
 
 class Found(NamedTuple):
@@ -40,11 +48,18 @@ class Found(NamedTuple):
     missing: list[int]
 
 
-def read(paths: PathLike | Sequence[PathLike], *, prefix: str = "", classes: int | None = None) -> Weights:
+def read(
+    paths: PathLike | Sequence[PathLike],
+    *,
+    prefix: str = "",
+    classes: int | None = None,
+    allow_older: bool = False,
+) -> Weights:
     """Read the weights in a file, in several to join, in a folder of insightface's shards, or in a run's folder.
 
     - prefix: where the head is one layer of a model, the beginning of its names ("fc.")
     - classes: how many there must be; else a missing last shard cannot be noticed
+    - allow_older: of a run, as in `hypermargin.load`
 
     Shards are put in the order of their ranks; other files are joined in the order given.
     """
@@ -55,7 +70,7 @@ def read(paths: PathLike | Sequence[PathLike], *, prefix: str = "", classes: int
             f"{found.paths[0].parent}: the shards of the ranks {', '.join(map(str, found.missing))} are missing; "
             f"given are {', '.join(map(str, found.ranks))}. Give all of them, or their folder."
         )
-    parts = [read_one(path, prefix) for path in found.paths]
+    parts = [read_one(path, prefix, allow_older) for path in found.paths]
     if found.ranks:
         total = sum(part.classes for part in parts)
         for rank, part in enumerate(parts):
@@ -126,13 +141,16 @@ def _slices(parts: list[Weights], paths: list[Path]) -> list[Weights]:
     return [parts[k] for k in order if parts[k].classes]
 
 
-def read_one(path: Path, prefix: str = "") -> Weights:
+def read_one(path: Path, prefix: str = "", allow_older: bool = False) -> Weights:
     """Read one file, or the head of a run's folder."""
     if path.is_dir():
         from hypermargin.training import RunError, load
 
         try:
-            return weights_of(load(path).head)
+            trained = load(path, allow_older=allow_older)
+            for note in trained.passed_over:
+                say(note)
+            return weights_of(trained.head)
         except (RunError, OSError) as error:
             raise ValueError(str(error)) from None
     if path.suffix not in ENDINGS:
@@ -140,7 +158,9 @@ def read_one(path: Path, prefix: str = "") -> Weights:
     try:
         content = _content(path)
     except Exception as error:  # pickle, zipfile, numpy and safetensors have many words for a broken file
-        if isinstance(error, pickle.UnpicklingError) or holds_objects(error):
+        if isinstance(error, NotTensorsError):
+            raise ValueError(f"{path}: {error}") from None
+        if holds_objects(error):
             raise ValueError(
                 f"{path}: it is damaged, or holds Python objects, which are not read, because they can run any "
                 "program. Save plain tensors: torch.save(module.state_dict(), path)."
@@ -163,21 +183,15 @@ def _content(path: Path) -> Any:
     return read_safetensors(path) if path.suffix == ".safetensors" else read_pt(path)
 
 
-def _flat(content: Mapping[Any, Any], before: str = "") -> Iterator[tuple[str, Tensor]]:
-    for key, value in content.items():
-        if isinstance(value, Tensor):
-            yield f"{before}{key}", value.detach()
-        elif isinstance(value, Mapping):
-            yield from _flat(value, f"{before}{key}.")
-
-
 def _weights(content: Any, path: Path, prefix: str) -> Weights:
     shard = any(kind.fullmatch(path.name) for kind in SHARDS)
     if isinstance(content, Tensor):
         return Weights(content.detach(), format="insightface" if shard else path.suffix[1:])
     if not isinstance(content, Mapping):
         raise ValueError(f"expected tensors by name; got {type(content).__name__}.")
-    named = dict(_flat(content))
+    named = flat(content)
+    if not any(name.startswith("state_dict.") for name in named):  # a name may begin as the file does
+        prefix = prefix.removeprefix("state_dict.")
     mains = ("weight", "W", "weight_activated")
     choices = (prefix,) if prefix else PREFIXES
     start = next((p for p in choices if any(p + main in named for main in mains)), None)

@@ -22,9 +22,9 @@ class MagFace(Margin):
         m(a) = l_m + (u_m − l_m)·(a − l_a)/(u_a − l_a),     a = clip(|x|, l_a, u_a)
 
     Every head with this margin adds λ_g·(a/u_a² + 1/a) to the loss of the row, which draws lengths up; without it
-    they would shrink, since a shorter feature has a smaller margin. The term outweighs the margin at the shortest length
-    from λ_g = s·K·u_a²·l_a²/(u_a² − l_a²) on, K the slope of m(a): 22.6 at its defaults with s = 64. Outside
-    [l_a, u_a] a feature gets no gradient by its length. Without a head m is l_m.
+    they would shrink, since a shorter feature has a smaller margin. The term outweighs the margin at the shortest
+    length from λ_g = s·K·u_a²·l_a²/(u_a² − l_a²) on, K the slope of m(a): 22.6 at its defaults with s = 64.
+    Outside [l_a, u_a] a feature gets no gradient by its length. Without a head m is l_m.
 
     The paper's code is `beyond="easy"`; a and its lengths suit features of dimension 512 after batch normalisation.
     """

@@ -287,12 +287,13 @@ def _angles(final: Any, X: Any, labels: NDArray[np.intp]) -> Floats:
 
     c is the model's constant feature; for others the root mean square of the entries of X, as its "auto" is.
     """
-    if not hasattr(final, "coef_"):
+    prefix = "boundary_" if hasattr(final, "boundary_coef_") else ""
+    if not hasattr(final, prefix + "coef_"):
         return np.full(len(labels), math.nan)
     X = np.asarray(X.toarray() if hasattr(X, "toarray") else X)
-    w, b = final.coef_[0], float(np.ravel(final.intercept_)[0])
+    w, b = (np.ravel(getattr(final, prefix + name)) for name in ("coef_", "intercept_"))
     c = getattr(final, "intercept_scaling_", 0.0) or float(np.sqrt((X**2).mean())) or 1.0
-    lengths = np.hypot(np.linalg.norm(X, axis=1), c) * math.hypot(float(np.linalg.norm(w)), b / c)
+    lengths = np.hypot(np.linalg.norm(X, axis=1), c) * math.hypot(float(np.linalg.norm(w)), float(b[0]) / c)
     found: Floats = np.arcsin(np.clip((X @ w + b) / lengths, -1.0, 1.0)) * (2 * labels - 1)
     return found
 

@@ -57,7 +57,9 @@ def snapshots(
     - trust: import the code that a model MODULE:FUNCTION names, as in `hypermargin.load`
     """
     folder = Path(run)
-    parts = parts_of(folder, part, "last", most, trust)
+    parts = parts_of(
+        folder, part, "last", most, trust, allow_older=True
+    )  # the damaged are left out below, in words
     trained, found = parts.trained, []
     there: list[int] = []
     for path in checkpoint.steps(folder / "checkpoints"):
@@ -70,7 +72,7 @@ def snapshots(
         there += [] if within else [epoch]
         if epochs is not None and (within or epoch not in epochs):
             continue
-        restore(saved, trained.network, trained.head, averaged=trained.config.ema)
+        restore(saved, trained.network, trained.head, trained.config)
         name = f"epoch {epoch + 1}, step {saved.step}" if within else f"epoch {epoch}"
         found.append(_look(parts, part, name, saved.step))
     if not found:
@@ -79,20 +81,27 @@ def snapshots(
     return found
 
 
-def snapshot(run: str | Path, part: str = "test", *, most: int = MOST, trust: bool = False) -> Snapshot:
+def snapshot(
+    run: str | Path, part: str = "test", *, most: int = MOST, trust: bool = False, allow_older: bool = False
+) -> Snapshot:
     """Look through the weights that `hypermargin.load` gives: the best on the validation part."""
-    parts = parts_of(Path(run), part, "best", most, trust)
+    parts = parts_of(Path(run), part, "best", most, trust, allow_older)
     return _look(parts, part, "best", parts.trained.step)
 
 
 def parts_of(
-    folder: Path, part: str, which: Literal["best", "last"] = "best", most: int = MOST, trust: bool = False
+    folder: Path,
+    part: str,
+    which: Literal["best", "last"] = "best",
+    most: int = MOST,
+    trust: bool = False,
+    allow_older: bool = False,
 ) -> Parts:
     """Open the run's data with its weights; an error if it has no such part."""
     checks.one_of("part", part, PARTS)
     if not folder.is_dir():
         raise RunError(f"run: there is no folder {folder}.")
-    trained = load(folder, which, trust=trust)
+    trained = load(folder, which, trust=trust, allow_older=allow_older)
     parts = open_parts(folder, trained, most=most, say=say)
     if len(parts.rows(part)) == 0:
         raise ValueError(f"part: the run has no {part} part. Take another.")

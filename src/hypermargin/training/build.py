@@ -8,25 +8,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from hypermargin import checks
 from hypermargin.advise import recommend
-from hypermargin.common.environment import cores, find_device
-from hypermargin.common.text import Say, parse_call
+from hypermargin.common.environment import cores, enough_memory, find_device
+from hypermargin.common.text import Say
 from hypermargin.data import Data, open_data
 from hypermargin.family import FAMILY, create_head
 from hypermargin.head import MarginHead
 from hypermargin.margins import number_fields
 from hypermargin.parallel import Shard, Sharded
 from hypermargin.parallel.partial_fc import PartialFC
-from hypermargin.schedule import Alternation, LambdaAnnealing, MarginWarmup, Schedule
 from hypermargin.training.config import Config
+from hypermargin.training.head_settings import read_schedules
 from hypermargin.training.optim import rate
-
-SCHEDULES: dict[str, type[Schedule]] = {
-    "warmup": MarginWarmup,
-    "lambda": LambdaAnnealing,
-    "alternate": Alternation,
-}
+from hypermargin.training.paths import check_there
 
 
 def read_data(config: Config, say: Say) -> Data:
@@ -37,9 +31,16 @@ def read_data(config: Config, say: Say) -> Data:
         color=config.color,
         samples_key=config.samples_key,
         labels_key=config.labels_key,
+        levels=config.levels,
         on_bad=config.on_bad,
         say=say,
     )
+
+
+def read_again(config: Config, say: Say) -> Data:
+    """Open the data of a run that exists. Before there were `levels`, one folder named an identity, always."""
+    check_there(config.data)
+    return read_data(dataclasses.replace(config, levels=config.levels or 1), say)
 
 
 def resolve(config: Config, data: Data, network: nn.Module | None = None, *, sharded: bool = False) -> Config:
@@ -129,10 +130,11 @@ def build_head(config: Config, classes: int, *, sharded: bool = False) -> Margin
         overrides["shard"] = shard
     if config.sample_rate < 1:
         overrides["sample"] = PartialFC(config.sample_rate, seed=config.seed)
-    schedules = _schedules(config)
+    schedules = read_schedules(config.schedule)
     if schedules is not None:
         overrides["schedule"] = schedules
-    head = create_head(config.head, config.dim, classes, **overrides)
+    with enough_memory(f"a head of {classes:,} classes in dim = {config.dim:,}"):
+        head = create_head(config.head, config.dim, classes, **overrides)
     if sharded and head.settings.centres > 1:
         raise ValueError(
             f"set: centres={head.settings.centres} needs all classes in one process, since the checkpoints of "
@@ -145,37 +147,26 @@ def build_head(config: Config, classes: int, *, sharded: bool = False) -> Margin
     return head
 
 
-def _schedules(config: Config) -> list[Schedule] | None:
-    """Make the schedules of the settings; None stands for the paper's own."""
-    found: list[Schedule] = []
-    for text in config.schedule:
-        name, settings = parse_call(text, "schedule")
-        if name == "paper":
-            if len(config.schedule) > 1:
-                raise ValueError('schedule "paper" stands alone; got ' + ", ".join(config.schedule) + ".")
-            return None
-        if name == "none":
-            continue
-        checks.one_of("schedule", name, ("paper", "none", *SCHEDULES))
-        try:
-            found.append(SCHEDULES[name](**settings))
-        except TypeError as error:
-            raise ValueError(f"schedule {text!r}: {error}.") from None
-    return found
-
-
-def rate_at(config: Config, step: int, total: int, per_epoch: int) -> float:
+def rate_at(config: Config, step: int, total: int, warmup: int) -> float:
     """Return the factor on the learning rate in a step of `total`."""
     return rate(
         step,
         total=total,
-        warmup=min(total, round(config.lr_warmup * per_epoch)),
+        warmup=min(total, warmup),
         schedule=config.lr_schedule,
         power=config.lr_power,
         milestones=config.lr_milestones,
         gamma=config.lr_gamma,
         floor=config.lr_floor,
     )
+
+
+def part_for(network: nn.Module, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return those tensors of a file that are the network's, whatever module they were in; all, where none fit."""
+    own = list(network.state_dict())
+    ends = [name.removesuffix(own[0]) for name in tensors if own and name.endswith(own[0])]
+    begin = next((p for p in ends if all(p + name in tensors for name in own)), None)
+    return tensors if begin is None else {name: tensors[begin + name] for name in own}
 
 
 def start_from(network: nn.Module, weights: dict[str, torch.Tensor], where: str) -> None:

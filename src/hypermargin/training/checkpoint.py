@@ -24,15 +24,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hypermargin.common.plain import read_json
 from hypermargin.common.tensor_files import has_safetensors, read_pt, read_safetensors, write_pt, write_safetensors
 from hypermargin.common.text import Say, first_line
 from hypermargin.files import sync
 from hypermargin.training import slices
+from hypermargin.training.content import MANIFEST, STATE
 from hypermargin.training.ranks import Ranks
 from hypermargin.training.slices import Slices
 
 FORMAT = 1
 FORMAT_OF_RANKS = 2
+GOING_BACK = " Going back to the one before."
 
 
 class CheckpointError(OSError):
@@ -174,7 +177,8 @@ def load(
 
 def _read(path: Path, version: int, device: torch.device | str, held: Slices | None) -> Checkpoint:
     try:
-        state = json.loads((path / "state.json").read_text())
+        state = read_json(path / "state.json")
+        STATE("state.json", state)
         training = read_pt(path / "training.pt")
         if version == FORMAT_OF_RANKS:
             from hypermargin.training import dcp
@@ -187,6 +191,8 @@ def _read(path: Path, version: int, device: torch.device | str, held: Slices | N
             if held is not None:
                 tensors, rest = slices.flatten(training)
                 model, training = held.cut(model), slices.unflatten(held.cut(tensors), rest)
+        if not isinstance(training, dict) or not all(isinstance(t, Tensor) for t in model.values()):
+            raise ValueError("it holds something else than tensors by name")
         return Checkpoint(int(state["step"]), model, training, state)
     except CheckpointError:
         raise
@@ -212,10 +218,22 @@ def load_last(
         try:
             return load(path, device, held=held, ranks=ranks)
         except CheckpointError as error:
-            say(f"{error}. Going back to the one before.")
+            say(f"{error}.{GOING_BACK}")
     if found:
         raise CheckpointError(f"none of the {len(found)} checkpoints in {folder} can be read. Start a new run.")
     return None
+
+
+def best_of(folder: Path) -> int | None:
+    """Return the best step as the newest checkpoint has it; None if it has none, or that part of it is damaged."""
+    try:
+        newest = steps(folder)[-1]
+        raw = (newest / "state.json").read_bytes()
+        written = json.loads((newest / "manifest.json").read_text())["files"]["state.json"]["sha256"]
+        best = json.loads(raw)["best"] if hashlib.sha256(raw).hexdigest() == written else None
+        return int(best["step"]) if best else None
+    except (IndexError, OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def forget_after(folder: Path, step: int) -> None:
@@ -227,10 +245,11 @@ def forget_after(folder: Path, step: int) -> None:
 def check(path: Path, ranks: Ranks = Ranks()) -> int:  # noqa: B008 (frozen)
     """Compare sizes and digests with the manifest; return its format. Each rank checks some of the files."""
     try:
-        manifest = json.loads((path / "manifest.json").read_text())
+        manifest = read_json(path / "manifest.json")
+        MANIFEST("", manifest)
         files = {str(name): (about["bytes"], about["sha256"]) for name, about in manifest["files"].items()}
         version = int(manifest["format"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError):
         raise CheckpointError(f"checkpoint {path} is incomplete: its manifest.json is missing or broken") from None
     if version not in (FORMAT, FORMAT_OF_RANKS):
         raise CheckpointError(

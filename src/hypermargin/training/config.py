@@ -7,25 +7,39 @@ from __future__ import annotations
 import dataclasses
 import json
 import tomllib
-import types
 import typing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hypermargin import checks
+from hypermargin.common.environment import check_device
+from hypermargin.common.text import first_line
+from hypermargin.data.augment import Augment
 from hypermargin.data.base import UNREADABLE
 from hypermargin.data.sampling import SAMPLINGS
 from hypermargin.data.split import WAYS
+from hypermargin.training import paths
+from hypermargin.training.head_settings import check_overrides, read_schedules
 from hypermargin.training.optim import OPTIMIZERS, RATES
+from hypermargin.training.values import MOST_SIDE, checked, kinds_of, setting
+
+MANY = 10**6  # of epochs, steps, samples in a batch: more is a slip
+MUCH = 3e38  # what float32 holds
+MOST_BYTES = 2**20  # of a file of settings
 
 
-def setting(default: Any, help: str, *, choices: tuple[str, ...] = (), free: bool = False) -> Any:
-    """Make a field of Config. `free`: it may change on resuming a run, as the result does not depend on it."""
-    meta = {"help": help, "choices": choices, "free": free}
-    if isinstance(default, list | dict):
-        return dataclasses.field(default_factory=lambda: type(default)(default), metadata=meta)
-    return dataclasses.field(default=default, metadata=meta)
+def _check_options(options: dict[str, Any]) -> None:
+    for name in options.keys() & {"name", "dim", "shape"}:
+        where = {"name": "It is the setting model (--model)", "dim": "It is the setting dim (--dim)"}
+        raise ValueError(
+            f"model_set: {name} is not an option of a network. {where.get(name, 'It is that of the data')}."
+        )
+
+
+def _check_sample_rate(rate: float) -> None:
+    if not 0 < rate <= 1:
+        raise ValueError(f"sample_rate must lie in (0, 1], 1 being all classes; got {checks.shown(rate)}.")
 
 
 @dataclass(frozen=True)
@@ -33,31 +47,48 @@ class Config:
     """The settings of a training run. None means: chosen from the data, and written down with the run."""
 
     # data
-    data: str = setting("glyphs", "glyphs, digits, fashion-mnist, or a file or folder (npz, images, IDX, rec, csv)")
-    size: int | None = setting(None, "side of the images in pixels; default the first image's")
+    data: str = setting(
+        "glyphs", "glyphs, digits, fashion-mnist, or a file or folder (npz, images, IDX, rec, csv)", free=True
+    )
+    size: int | None = setting(
+        None, "side of the images in pixels; default the first image's", low=1, high=MOST_SIDE
+    )
     color: str = setting("auto", "gray or rgb; auto: as the first image", choices=("auto", "gray", "rgb"))
     samples_key: str | None = setting(None, "name of the samples in an npz file")
     labels_key: str | None = setting(None, "name of the labels in an npz file")
+    levels: int | None = setting(
+        None, "how many folders name an identity; 2 for alphabet/character/1.png", low=1, high=16
+    )
     on_bad: str = setting(
         "error", "an unreadable sample stops the run, or is left out and listed", choices=UNREADABLE
     )
     split: str = setting("auto", "by identity (open set), by sample (closed set), as given", choices=WAYS)
-    test: float | None = setting(None, "share set aside for the test; default 1/3 of identities, 1/5 of samples")
-    validation: float = setting(0.1, "share of the rest set aside to choose the best checkpoint")
+    test: float | None = setting(
+        None, "share set aside for the test; default 1/3 of identities, 1/5 of samples", low=0, high=1.0
+    )
+    validation: float = setting(0.1, "share of the rest set aside to choose the best checkpoint", low=0, high=1.0)
     augment: str | None = setting(
-        None, "none, flip, affine, or e.g. rotate=10,zoom=0.1,flip; default suits the data"
+        None, "none, flip, affine, or e.g. rotate=10,zoom=0.1,flip; default suits the data", check=Augment.parse
     )
     sampling: str = setting("shuffled", "shuffled, balanced, or P identities of K samples", choices=SAMPLINGS)
-    per_identity: int = setting(4, "K of sampling = identities")
-    verify: list[str] = setting([], "verification pairs to score in the end: .bin, pairs.txt, .csv; repeatable")
-    verify_images: str | None = setting(None, "folder the pairs name images in; default the data")
-    memory: float = setting(4.0, "decode images once if they take at most so many GiB", free=True)
-    workers: int | None = setting(None, "processes that read images; default one per core, at most 8", free=True)
+    per_identity: int = setting(4, "K of sampling = identities", low=1, high=MANY)
+    verify: list[str] = setting(
+        [], "verification pairs to score in the end: .bin, pairs.txt, .csv; repeatable", free=True
+    )
+    verify_images: str | None = setting(None, "folder the pairs name images in; default the data", free=True)
+    memory: float = setting(4.0, "decode images once if they take at most so many GiB", low=0, high=1e6, free=True)
+    workers: int | None = setting(
+        None, "processes that read images; default one per core, at most 8", low=0, high=512, free=True
+    )
     # network and head
     model: str | None = setting(None, "lenet++, iresnet18/34/50/100, mlp, none, timm:NAME, module:callable")
-    model_set: dict[str, Any] = setting({}, "an option of the network, like width=24; repeatable")
-    dim: int = setting(128, "dimension of the embedding; 2 and 3 make pictures")
-    init: str | None = setting(None, "a run whose network to start from")
+    model_set: dict[str, Any] = setting(
+        {}, "an option of the network, like width=24; repeatable", check=_check_options
+    )
+    dim: int = setting(128, "dimension of the embedding; 2 and 3 make pictures", low=1, high=checks.MOST_DIM)
+    init: str | None = setting(
+        None, "a run, or a file of tensors (pt, pth, ckpt, safetensors), whose network to start from"
+    )
     head: str = setting("arcface", "a head of the family, see hypermargin.list_heads()")
     set: dict[str, Any] = setting({}, "an override of the head, like m=0.4 or scale=32; repeatable")
     settings: str = setting(
@@ -67,83 +98,99 @@ class Config:
         ["paper"],
         "paper, none, warmup:steps=500,shape=cosine, lambda:base=1000,gamma=0.1,floor=5, "
         "alternate:angle_steps=100,magnitude_steps=20; repeatable",
+        check=read_schedules,
     )
     shard_classes: bool | None = setting(
         None,
         "under torchrun, every process holds a slice of the classes; default yes. No: each trains alone",
         free=True,
     )
-    sample_rate: float = setting(1.0, "share of the classes in a step (Partial FC); below 1 it needs sgd")
-    # optimisation
-    epochs: int = setting(20, "passes through the training data")
-    batch: int = setting(128, "samples per batch, of all processes together")
-    accumulate: int = setting(1, "batches per optimiser step")
-    optimizer: str = setting("adamw", "adamw or sgd", choices=OPTIMIZERS)
-    lr: float | None = setting(None, "learning rate; default 0.002 (adamw), 0.1 (sgd)")
-    head_lr: float | None = setting(None, "learning rate of the head; default lr")
-    weight_decay: float | None = setting(None, "default 0.05 (adamw; 3 if features have free length), 5e-4 (sgd)")
-    head_weight_decay: float | None = setting(None, "weight decay of the head; default weight_decay")
-    momentum: float = setting(0.9, "of sgd")
-    lr_schedule: str = setting("cosine", "how the rate falls", choices=RATES)
-    lr_warmup: float = setting(0.5, "epochs of linear warm-up")
-    lr_power: float = setting(2.0, "power of the polynomial")
-    lr_milestones: list[float] = setting(
-        [0.5, 0.75, 0.9], "shares of the run after which the rate steps; repeatable"
+    sample_rate: float = setting(
+        1.0, "share of the classes in a step (Partial FC); below 1 it needs sgd", check=_check_sample_rate
     )
-    lr_gamma: float = setting(0.1, "factor of a step")
-    lr_floor: float = setting(0.0, "least rate, as a share of lr")
-    clip: float = setting(5.0, "largest gradient norm; 0: no clipping")
-    ema: float = setting(0.0, "decay of averaged weights, e.g. 0.999; 0: none")
-    precision: str = setting("float32", "of the network", choices=("float32", "bfloat16", "float16"))
+    # optimisation
+    epochs: int | None = setting(
+        None,
+        "passes through the training data; default 20, more for small sets, fewer for millions; 0: only measure",
+        low=0,
+        high=MANY,
+    )
+    batch: int | None = setting(
+        None,
+        "samples per batch, of all processes together; default 128, 16 to 64 for small sets",
+        low=1,
+        high=MANY,
+    )
+    accumulate: int = setting(1, "batches per optimiser step", low=1, high=MANY)
+    optimizer: str = setting("adamw", "adamw or sgd", choices=OPTIMIZERS)
+    lr: float | None = setting(
+        None, "learning rate; default 0.002 (adamw), 0.1 (sgd)", low=0, high=MUCH, above=True
+    )
+    head_lr: float | None = setting(None, "learning rate of the head; default lr", low=0, high=MUCH, above=True)
+    weight_decay: float | None = setting(
+        None, "default 0.05 (adamw; 3 if features have free length), 5e-4 (sgd)", low=0, high=MUCH
+    )
+    head_weight_decay: float | None = setting(
+        None, "weight decay of the head; default weight_decay", low=0, high=MUCH
+    )
+    momentum: float = setting(0.9, "of sgd", low=0, high=1.0)
+    lr_schedule: str = setting("cosine", "how the rate falls", choices=RATES)
+    lr_warmup: float | None = setting(
+        None, "epochs of linear warm-up; default 0.5, or a fortieth of many epochs", low=0, high=MUCH
+    )
+    lr_power: float = setting(2.0, "power of the polynomial", low=0, high=1000.0, above=True)
+    lr_milestones: list[float] = setting(
+        [0.5, 0.75, 0.9],
+        "shares of the run after which the rate steps; repeatable",
+        low=0,
+        high=1.0,
+        hint="They are shares of the run, not epochs.",
+    )
+    lr_gamma: float = setting(0.1, "factor of a step", low=0, high=1.0)
+    lr_floor: float = setting(0.0, "least rate, as a share of lr", low=0, high=1.0)
+    clip: float = setting(5.0, "largest gradient norm; 0: no clipping", low=0, high=1e12)
+    ema: float = setting(0.0, "decay of averaged weights, e.g. 0.999; 0: none", low=0, high=1.0)
+    precision: str = setting("float32", "of network and head", choices=("float32", "bfloat16", "float16"))
     compile: bool = setting(False, "torch.compile the network")
+    cuda_graphs: bool | None = setting(
+        None, "record a whole step and let the GPU replay it; default where that changes nothing", free=True
+    )
     # the run
-    seed: int = setting(0, "of initialisation, split, order and augmentation")
-    device: str = setting("auto", "cpu, cuda, cuda:1, mps; auto: cuda if there is one", free=True)
+    seed: int = setting(0, "of initialisation, split, order and augmentation", low=0, high=2**53)
+    device: str = setting(
+        "auto", "cpu, cuda, cuda:1, mps; auto: cuda if there is one", check=check_device, free=True
+    )
     deterministic: bool | None = setting(None, "the same result every time; default on the CPU yes, else no")
-    threads: int | None = setting(None, "CPU threads; default torch's")
-    timeout: float = setting(600.0, "seconds to wait for the other processes of torchrun", free=True)
-    watch: int = setting(10, "steps between looks at angles, norms and accuracy")
-    log: int = setting(50, "steps between lines of the log")
-    evaluate: int = setting(1, "epochs between looks at the validation part; 0: only in the end")
-    checkpoint: int = setting(0, "steps between checkpoints besides the one at the end of each epoch", free=True)
-    keep: int = setting(3, "checkpoints to keep besides the best", free=True)
+    threads: int | None = setting(None, "CPU threads; default torch's", low=1, high=1024)
+    timeout: float = setting(
+        600.0, "seconds to wait for the other processes of torchrun", low=0, high=1e7, above=True, free=True
+    )
+    watch: int = setting(10, "steps between looks at angles, norms and accuracy", low=1, high=MANY)
+    log: int | None = setting(
+        None, "steps between lines of the log; default 50, or what makes a readable log", low=1, high=MANY
+    )
+    evaluate: int | None = setting(
+        None,
+        "epochs between looks at the validation part; default 1, of many a twentieth; 0: only in the end",
+        low=0,
+        high=MANY,
+    )
+    checkpoint: int = setting(
+        0, "steps between checkpoints besides the one at the end of each epoch", low=0, high=MANY, free=True
+    )
+    keep: int = setting(3, "checkpoints to keep besides the best", low=1, high=MANY, free=True)
     tensorboard: bool = setting(True, "write TensorBoard events", free=True)
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            value, choices = getattr(self, field.name), field.metadata["choices"]
-            _check_kind(field.name, value, KINDS[field.name])
-            if choices:
-                checks.one_of(field.name, value, choices)
-        for name in ("per_identity", "dim", "epochs", "batch", "accumulate", "watch", "log", "keep"):
-            checks.count(name, getattr(self, name))
-        for name in ("seed", "evaluate", "checkpoint"):
-            checks.count(name, getattr(self, name), 0)
-        for name in ("size", "threads"):
-            if getattr(self, name) is not None:
-                checks.count(name, getattr(self, name))
-        if self.workers is not None:
-            checks.count("workers", self.workers, 0)
-        for name in ("lr", "head_lr", "lr_power"):
-            if getattr(self, name) is not None:
-                checks.positive(name, getattr(self, name))
-        for name in ("sample_rate", "timeout"):
-            checks.positive(name, getattr(self, name))
-        if self.sample_rate > 1:
-            raise ValueError(f"sample_rate must lie in (0, 1], 1 being all classes; got {self.sample_rate:g}.")
+            value = checked(field.name, getattr(self, field.name), HINTS[field.name], field.metadata)
+            object.__setattr__(self, field.name, value)
         if self.sample_rate < 1 and self.optimizer != "sgd":
             raise ValueError(
                 f"sample_rate = {self.sample_rate:g} needs optimizer = sgd, which leaves the classes that take no "
                 f"part in a step alone; got {self.optimizer}."
             )
-        for name in ("weight_decay", "head_weight_decay", "lr_warmup", "clip", "memory"):
-            if getattr(self, name) is not None:
-                checks.in_range(name, getattr(self, name), 0.0, float("inf"))
-        for share in self.lr_milestones:
-            checks.in_range("lr_milestones", share, 0.0, 1.0, "They are shares of the run, not epochs.")
-        for name in ("validation", "test", "momentum", "ema", "lr_floor", "lr_gamma"):
-            if getattr(self, name) is not None:
-                checks.in_range(name, getattr(self, name), 0.0, 1.0)
+        check_overrides(self.head, self.set)
 
     def to_toml(self) -> str:
         """Return the settings as the text of a TOML file; those that are None are left out."""
@@ -158,23 +205,8 @@ class Config:
         return "\n".join(lines) + "\n"
 
 
-def _kinds() -> dict[str, tuple[type, ...]]:
-    """Return the types each setting may have."""
-    found = {}
-    for name, hint in typing.get_type_hints(Config).items():
-        union = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-        found[name] = tuple(typing.get_origin(kind) or kind for kind in union)
-    return found
-
-
-KINDS = _kinds()
-
-
-def _check_kind(name: str, value: object, kinds: tuple[type, ...]) -> None:
-    fits = isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
-    if not fits and not (float in kinds and isinstance(value, int) and not isinstance(value, bool)):
-        wanted = " or ".join(k.__name__ for k in kinds if k is not type(None))
-        raise TypeError(f"{name} must be of type {wanted}; got {value!r} ({type(value).__name__}).")
+HINTS = kinds_of(Config)
+KINDS = {name: tuple(typing.get_origin(kind) or kind for kind in kinds) for name, kinds in HINTS.items()}
 
 
 def from_dict(values: dict[str, Any], where: str = "config") -> Config:
@@ -182,15 +214,26 @@ def from_dict(values: dict[str, Any], where: str = "config") -> Config:
     known = [f.name for f in dataclasses.fields(Config)]
     for key in values:
         if key not in known:
-            raise ValueError(f"{where}: unknown setting {key!r}.{checks.near(key, known)}")
+            raise ValueError(f"{where}: unknown setting {checks.shown(key)}.{checks.near(key, known)}")
     return Config(**values)
+
+
+def read_config(folder: Path) -> Config:
+    """Read the settings of a run."""
+    path = folder / "config.toml"
+    try:
+        return from_dict(read_toml(path), str(path))
+    except TypeError as error:  # what a file holds is a matter of its value
+        raise ValueError(f"{path}: {error}") from None
+    except ValueError as error:
+        raise ValueError(f"{error}" if str(path) in str(error) else f"{path}: {error}") from None
 
 
 def resumed(saved: Config, given: dict[str, Any]) -> Config:
     """Return the settings of a run that goes on: as saved; of those given now, only free ones may differ."""
     free: dict[str, Any] = {}
     for field in dataclasses.fields(Config):
-        if field.name not in given or given[field.name] == getattr(saved, field.name):
+        if field.name not in given or paths.same(field.name, given[field.name], getattr(saved, field.name)):
             continue
         old, new = getattr(saved, field.name), given[field.name]
         if isinstance(old, dict) and new.items() <= old.items():  # what was decided later has been added to it
@@ -201,7 +244,7 @@ def resumed(saved: Config, given: dict[str, Any]) -> Config:
                 "Leave it out, or start a new run (its init setting can take this run's network)."
             )
         free[field.name] = new
-    return dataclasses.replace(saved, **free)
+    return dataclasses.replace(saved, **(free | paths.absolutes(free)))
 
 
 def given_in(config: Config) -> dict[str, Any]:
@@ -214,11 +257,17 @@ def given_in(config: Config) -> dict[str, Any]:
 def read_toml(path: Path) -> dict[str, Any]:
     """Read the settings of a TOML file, keys unchecked."""
     try:
+        if path.is_file() and path.stat().st_size > MOST_BYTES:
+            raise ValueError(f"it has more than {MOST_BYTES:,} bytes")
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"config: there is no file {path}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"config: {path} is not TOML: {error}.") from None
+    except OSError as error:
+        raise ValueError(f"config: {path} cannot be read ({error.strerror}).") from None
+    except RecursionError:
+        raise ValueError(f"config: {path} is not TOML: it is nested too deeply.") from None
+    except ValueError as error:  # tomllib's, of the encoding, and Python's of numbers with thousands of digits
+        raise ValueError(f"config: {path} is not TOML: {first_line(error).rstrip('.')}.") from None
 
 
 def _toml(value: Any) -> str:

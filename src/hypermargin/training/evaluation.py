@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,21 +13,22 @@ import torch
 from torch import Tensor, nn
 
 from hypermargin import checks
-from hypermargin.common.arrays import Truth
 from hypermargin.common.environment import cores
 from hypermargin.common.text import Say
 from hypermargin.data import Data, Feed, Pairs, Split, at_most, decode_once, open_pairs
 from hypermargin.data.base import Rows
-from hypermargin.evaluate import Geometry, Thresholds, geometry, verification
+from hypermargin.data.pairlists import check_both
+from hypermargin.evaluate import Geometry, Scored, Thresholds, Verification, geometry, verification
 from hypermargin.evaluate.identification import identification
 from hypermargin.head import MarginHead
 from hypermargin.margins import Margin
-from hypermargin.training.build import read_data
+from hypermargin.training.build import read_again
 from hypermargin.training.run import About, RunError, Trained, fingerprint, read_split
 
 PARTS = "test", "validation", "train"
 MOST = 50_000  # samples whose pairs are all compared: half a minute or so
 CONFUSIONS = 10
+UNNAMED = "its images have no names, so whether pairs hold people of the training set is not known"
 Progress = Callable[[int, int], None]
 
 
@@ -79,19 +81,27 @@ class Parts:
 
 
 def open_parts(
-    folder: Path, trained: Trained, *, most: int = MOST, progress: Progress = silent, say: Say = lambda _: None
+    folder: Path,
+    trained: Trained,
+    *,
+    data: str | None = None,
+    most: int = MOST,
+    progress: Progress = silent,
+    say: Say = lambda _: None,
 ) -> Parts:
-    """Open the parts of the run in `folder`, from the data it was trained on, read again."""
-    config = trained.config
+    """Open the parts of the run in `folder`, from the data it was trained on, read again; `data`: where it lies."""
+    config = trained.config if data is None else dataclasses.replace(trained.config, data=data)
     workers = min(config.workers or 0, cores())
-    data = decode_once(read_data(config, say), memory=config.memory, workers=workers, on_bad=config.on_bad, say=say)
-    check_same(folder, trained.about, data, "Restore the data, or evaluate other data with --data.")
-    return Parts(trained, data, read_split(folder / "split.npz"), most=most, progress=progress)
+    found = read_again(config, say)
+    found = decode_once(found, memory=config.memory, workers=workers, on_bad=config.on_bad, say=say)
+    check_same(folder, trained.about, found, "Restore the data, or evaluate other data with --data.")
+    split = read_split(folder / "split.npz", len(found), len(found.classes))
+    return Parts(trained, found, split, most=most, progress=progress)
 
 
 def check_same(folder: Path, about: About, data: Data, advice: str) -> None:
     """Refuse data that a run was not trained on: the row numbers of its split would mean other samples."""
-    if about.data["fingerprint"] != fingerprint(data):
+    if about.data["fingerprint"] not in (fingerprint(data), fingerprint(data, about.data["name"])):
         raise RunError(
             f"{folder} was started on other data than {data.name} holds now: {about.data['samples']} samples of "
             f"{about.data['classes']} identities then, {len(data)} of {len(data.classes)} now, or other labels or "
@@ -103,10 +113,11 @@ def features_of(trained: Trained, feed: Feed, rows: Rows, progress: Progress = s
     """Compute features of samples, on the CPU, and the rows that could be read."""
     found = []
     done = 0
-    for raw, read in feed(np.split(rows, range(256, len(rows), 256))):
-        found.append((trained.features(raw), read))
-        done += len(read)
-        progress(done, len(rows))
+    with closing(feed(np.split(rows, range(256, len(rows), 256)))) as groups:
+        for raw, read in groups:
+            found.append((trained.features(raw), read))
+            done += len(read)
+            progress(done, len(rows))
     return torch.cat([f for f, _ in found]), np.concatenate([r for _, r in found])
 
 
@@ -170,15 +181,16 @@ class Classification:
     confused: tuple[tuple[str, str, int], ...]
 
 
-def compare_all(features: Tensor, labels: Tensor) -> dict[str, float]:
+def compare_all(features: Tensor, labels: Tensor) -> tuple[dict[str, float], Verification]:
     """Compare identities that training did not see: EER, TAR at FAR = 1e-3 and AUC of all pairs, and rank-1."""
     pairs = verification(features, labels)
-    return {
+    values = {
         "eer": pairs.eer,
         "tar": pairs.tar[1e-3],
         "auc": pairs.auc,
         "rank1": identification(features, labels, (1,)).rank[1],
     }
+    return values, pairs
 
 
 @torch.no_grad()
@@ -215,12 +227,16 @@ def classify(trained: Trained, features: Tensor, targets: Rows) -> Classificatio
 def read_pairs(
     names: Sequence[str], images: Path | None, shape: tuple[int, ...], on_bad: str = "error"
 ) -> dict[str, Pairs]:
-    """Read files of pairs, by their short names, images resized to what the network knows."""
+    """Read files of pairs, by their short names, images resized to what the network knows.
+
+    A list without genuine pairs, or without impostors, is refused now, and not when all images have been embedded.
+    """
     found: dict[str, Pairs] = {}
     for name in names:
         if len(shape) != 3:
             raise ValueError(f"{name}: pairs are of images; this network takes vectors of {shape[0]} numbers.")
         pairs = open_pairs(name, images, on_bad=on_bad)
+        check_both(name, pairs.same)
         channels, *sides = shape
         pairs.samples.shape = (*sides, 3) if channels == 3 else tuple(sides)
         short = Path(name).name
@@ -228,12 +244,49 @@ def read_pairs(
     return found
 
 
-def score_pairs(pairs: Pairs, features: Tensor, read: Rows) -> tuple[Tensor, Truth, Rows | None]:
-    """Return cosines, answers and folds of the pairs whose two images could be read, from the features of these."""
+@dataclass(frozen=True)
+class Familiar:
+    """Pairs that hold people of the training set, whom the network knows: how many, and who."""
+
+    pairs: int
+    people: tuple[str, ...]
+
+    def __str__(self) -> str:
+        how = "compared by name: a class of the training set, a folder in the list"
+        if not self.pairs:
+            return f"no pair holds somebody of the training set ({how})"
+        some = ", ".join(self.people[:3]) + (", …" if self.people[3:] else "")
+        return f"{self.pairs:,} pairs hold one of {len(self.people):,} people of the training set: {some} ({how})"
+
+
+def familiar(pairs: Pairs, classes: Sequence[str]) -> Familiar | None:
+    """Count pairs with people of the training set, by the folders in their names; None if images have no names."""
+    if pairs.names is None:
+        return None
+    known = set(classes)
+    found = [next((folder for folder in _folders(name) if folder in known), None) for name in pairs.names]
+    there = np.array([who is not None for who in found])
+    rows = there[pairs.first] | there[pairs.second]
+    used = np.union1d(pairs.first, pairs.second)
+    return Familiar(int(rows.sum()), tuple(sorted({who for k in used.tolist() if (who := found[k]) is not None})))
+
+
+def _folders(name: str) -> list[str]:
+    """Return the folders of a path, and several in a row as one name, as classes of --levels 2 have."""
+    parts = name.replace("\\", "/").split("/")[:-1]
+    return ["/".join(parts[i:j]) for i in range(len(parts)) for j in range(i + 1, len(parts) + 1)]
+
+
+def score_pairs(pairs: Pairs, features: Tensor, read: Rows) -> Scored:
+    """Return cosines, and what is known of the pairs, of those whose images could be read, from their features."""
     place = np.full(len(pairs.samples), -1)
     place[read] = np.arange(len(read))
     first, second = place[pairs.first], place[pairs.second]
     whole = (first >= 0) & (second >= 0)
     unit = nn.functional.normalize(features)
     scores = (unit[first[whole]] * unit[second[whole]]).sum(1)
-    return scores, pairs.same[whole], None if pairs.fold is None else pairs.fold[whole]
+    same, people = pairs.same[whole], None
+    if pairs.people is not None:
+        one, two = pairs.people[whole].T
+        people = (one, two) if ((one == two) == same).all() else None  # else the list contradicts itself
+    return Scored(scores.numpy(), same, people, None if pairs.fold is None else pairs.fold[whole])

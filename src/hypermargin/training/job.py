@@ -3,25 +3,47 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import dataclasses
 import json
 import os
 import random
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hypermargin.common.environment import cores
+from hypermargin.common.tensor_files import read_state
 from hypermargin.common.text import Say, say
-from hypermargin.data import Data, Feed, Pairs, Scaling, Split, decode_once, split
+from hypermargin.data import Data, DataError, Feed, Pairs, Scaling, Split, decode_once, split
 from hypermargin.evaluate import from_scores
 from hypermargin.files import write_text
-from hypermargin.training import checkpoint
-from hypermargin.training.build import build_head, read_data, resolve, resolve_head, start_from
-from hypermargin.training.config import Config, from_dict, given_in, read_toml, resumed
-from hypermargin.training.evaluation import MOST, Parts, check_same, choose_thresholds, read_pairs, score_pairs
+from hypermargin.training import checkpoint, paths
+from hypermargin.training.budget import decide as decide_budget
+from hypermargin.training.build import (
+    build_head,
+    part_for,
+    read_again,
+    read_data,
+    resolve,
+    resolve_head,
+    start_from,
+)
+from hypermargin.training.config import Config, given_in, read_config, resumed
+from hypermargin.training.evaluation import (
+    MOST,
+    UNNAMED,
+    Parts,
+    check_same,
+    choose_thresholds,
+    familiar,
+    read_pairs,
+    score_pairs,
+)
 from hypermargin.training.loop import Trainer
 from hypermargin.training.models import create_model
 from hypermargin.training.monitor import Monitor
@@ -37,6 +59,8 @@ from hypermargin.training.run import (
     read_split,
     save_split,
 )
+from hypermargin.training.trust import code_in, refusal, sign, state_directory
+from hypermargin.training.verdict import judge
 
 
 @dataclass(frozen=True)
@@ -46,6 +70,8 @@ class Result:
     folder: Path
     step: int
     metrics: dict[str, dict[str, float]]  # "test", and each file of pairs
+    why: str = ""  # that step and no other
+    warnings: tuple[str, ...] = ()  # what tells that it is not trained
 
 
 def train(
@@ -56,37 +82,71 @@ def train(
     data: Data | None = None,
     network: nn.Module | None = None,
     quiet: bool = False,
+    trust: bool = False,
 ) -> Result:
     """Train in the folder `out`, or go on with the run there if `resume`.
 
     `data` and `network` of your own take the place of those that `config` names; a resumed run needs them again.
+    A run that is there may name code for its network (MODULE:FUNCTION). To go on with it, this user must have begun
+    it, or `config` names the same, or `trust` is True.
+
     Ctrl-C saves and raises Interrupted. A loss that is not finite raises DivergedError.
 
     Under torchrun all processes call it alike and train together: each holds a slice of the classes and takes its
-    share of every batch. All must see the folder `out`. A run may be resumed by any number of them.
+    share of every batch. All must see the folder `out`. A run may be resumed by any number of them. A process group
+    of your own is used and left to you: destroy it before the program ends, or gloo may abort it.
     """
-    folder = Path(out)
-    with joined(config) as ranks, contextlib.ExitStack() as stack:
+    with joined(config) as ranks:
+        return _train(config, Path(out), ranks, resume, data, network, quiet, trust)
+
+
+def _train(
+    config: Config,
+    folder: Path,
+    ranks: Ranks,
+    resume: bool,
+    data: Data | None,
+    network: nn.Module | None,
+    quiet: bool,
+    trust: bool,
+) -> Result:
+    with contextlib.ExitStack() as stack:
         tell: Say = (lambda _: None) if quiet or ranks.rank else say
         old = ranks.lead(lambda: _enter(folder, resume, stack))
         ranks.together(lambda: _check_seen(folder))
         stack.enter_context(left_as_found())
+        found_at = {k: v for k, v in paths.absolutes(vars(config)).items() if k != "data" or data is None}
+        config = dataclasses.replace(config, **found_at)
         if old:
-            saved = from_dict(read_toml(folder / "config.toml"), str(folder / "config.toml"))
+            saved = read_config(folder)
+            if network is None and not trust:
+                ranks.lead(lambda: check_code(folder, config))
             config = resumed(saved, given_in(config))
         if config.threads and ranks.world == 1:  # of several processes each has what torchrun gave it
             torch.set_num_threads(config.threads)
         if config.precision != "float32":
             # oneDNN's AMX bf16 kernels die with SIGILL on some virtual CPUs; this keeps to what they have.
             os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
-        data = data or read_data(config, tell)
+        data = data or (read_again if old else read_data)(config, tell)
         workers = config.workers if config.workers is not None else min(8, cores())
         data = decode_once(data, memory=config.memory, workers=workers, on_bad=config.on_bad, say=tell)
         verify = _read_pairs(config, data.shape)  # an error in them should come now, not after days
         trainer = (_again if old else _anew)(config, folder, data, network, ranks, tell)
+        places = {name: getattr(config, name) for name in paths.PATHS}
+        if old and any(getattr(saved, name) != place for name, place in places.items()):
+            text = dataclasses.replace(saved, **places).to_toml()
+            ranks.lead(lambda: write_text(folder / "config.toml", text))  # found there from now on
         if trainer.config.deterministic:
             make_repeatable()
         return _run(trainer, verify, quiet)
+
+
+def check_code(folder: Path, given: Config) -> None:
+    """Refuse code that a run names, unless `given` names the same or this user did when the run was begun."""
+    saved = read_config(folder)
+    why = refusal(folder, (saved.model, saved.model_set), (given.model, given.model_set))
+    if why is not None:
+        raise RunError(why)
 
 
 def _check_seen(folder: Path) -> None:
@@ -110,18 +170,20 @@ def _anew(config: Config, folder: Path, data: Data, network: nn.Module | None, r
     config = resolve(config, data, network, sharded=ranks.world > 1)
     parts = split(data, config.split, validation=config.validation, test=config.test, seed=config.seed)
     config, advised = resolve_head(config, len(parts.classes))
+    config, budget = decide_budget(config, len(parts.train), len(parts.classes))
     scaling = Scaling.fit(data, parts.train, as_they_are=config.model == "none")
     about = describe(data, parts, scaling, network)
     if len(set(ranks.gathered(about.data["fingerprint"]))) > 1:
         raise RunError(f"{data.name} is not the same for all processes. Give every machine the same data.")
     trainer = _trainer(config, folder, data, parts, about, network, ranks)
     if config.init:
-        found = find(Path(config.init), "best")
-        start_from(trainer.network, found.weights("network"), config.init)
-    _describe(trainer, bool(advised), tell)
+        start_from(trainer.network, _first_weights(trainer.network, Path(config.init)), config.init)
+    _describe(trainer, bool(advised), budget, tell)
 
     def write() -> None:
         write_text(folder / "config.toml", config.to_toml())
+        if code_in(config.model, config.model_set) and not sign(folder, config.model, config.model_set):
+            tell(f"{state_directory()} cannot be written, so --resume will need --trust for {config.model}.")
         save_split(folder / "split.npz", parts)
         write_text(folder / "run.json", about.to_json())
 
@@ -129,11 +191,19 @@ def _anew(config: Config, folder: Path, data: Data, network: nn.Module | None, r
     return trainer
 
 
+def _first_weights(network: nn.Module, init: Path) -> dict[str, Tensor]:
+    """Read the network's weights of a run, or of a file."""
+    if init.is_file():
+        return part_for(network, read_state(init))
+    return find(init, "best").weights("network")
+
+
 def _again(config: Config, folder: Path, data: Data, network: nn.Module | None, ranks: Ranks, tell: Say) -> Trainer:
     """Take up the run that is there, at its last whole checkpoint."""
     about = About.read(folder)
     ranks.together(lambda: check_same(folder, about, data, "Restore the data, or start a new run."))
-    trainer = _trainer(config, folder, data, read_split(folder / "split.npz"), about, network, ranks)
+    parts = read_split(folder / "split.npz", len(data), len(data.classes))
+    trainer = _trainer(config, folder, data, parts, about, network, ranks)
     kept = folder / "checkpoints"
     found = checkpoint.load_last(kept, tell, held=trainer.held, ranks=ranks)
     ranks.lead(lambda: checkpoint.forget_after(kept, found.step if found else -1))
@@ -141,8 +211,7 @@ def _again(config: Config, folder: Path, data: Data, network: nn.Module | None, 
         tell(f"{folder} has no checkpoint yet: starting at the beginning.")
         return trainer
     trainer.resume(found)
-    best = trainer.best["step"] if trainer.best else None
-    ranks.lead(lambda: checkpoint.prune(kept, config.keep, best))
+    ranks.lead(lambda: checkpoint.prune(kept, config.keep, trainer.choice.step))
     tell(f"resuming {folder} at step {trainer.step} of {trainer.total}")
     return trainer
 
@@ -186,27 +255,42 @@ def _run(trainer: Trainer, verify: dict[str, Pairs], quiet: bool) -> Result:
     checkpoint.note(monitor.say)
     with monitor.running():
         trainer.fit(monitor)
-        best = find(folder, "best", held=trainer.held, ranks=ranks)
+        choice = copy.copy(trainer.choice)
+        said: list[str] = []
+        best = find(folder, "best", allow_older=True, say=said.append, held=trainer.held, ranks=ranks)
+        for text in said:
+            monitor.say(text)
         trainer.resume(best)
+        verdict = judge(trainer, choice)
+        for doubt in verdict.warnings:
+            monitor.say(f"warning: {doubt}")
         metrics: dict[str, dict[str, float]] = {}
         if len(trainer.split.test):
             if trainer.split.open_set and len(trainer.split.test) > MOST:
                 monitor.say(f"of the test part's {len(trainer.split.test):,} samples {MOST:,} are compared")
             try:
                 metrics["test"] = trainer.evaluate(trainer.split.test)
+            except DataError:
+                raise
             except ValueError as error:
                 monitor.say(f"the test part cannot be measured: {error}")
         for name, pairs in verify.items():
             metrics[name] = _verify(trainer, pairs)
-        text = json.dumps({"step": best.step, "best": best.state["best"], "metrics": metrics}, indent=1)
+            known = familiar(pairs, About.read(folder).classes)
+            monitor.say(f"{name}: {known or UNNAMED}")
+        found: dict[str, Any] = {"step": best.step, "best": choice.summary(), "metrics": metrics}
+        found |= {"why": verdict.why, "warnings": verdict.warnings, **({"passed_over": said} if said else {})}
+        text = json.dumps(found, indent=1)
         ranks.lead(lambda: write_text(folder / "result.json", text))
         ranks.lead(lambda: _save_thresholds(trainer, best.step, monitor.say))
         for kind, values in metrics.items():
-            monitor.record(kind, trainer.total, config.epochs - 1, values)
-    left_out = {where: bad for found in ranks.gathered(trainer.feed.bad) for where, bad in found.items()}
+            monitor.record(
+                kind, trainer.total, trainer.budget.epochs - 1, values, tested=best.step, why=verdict.why
+            )
+    left_out = {where: bad for each in ranks.gathered(trainer.feed.bad) for where, bad in each.items()}
     for bad in left_out.values():
         monitor.say(f"left out: {bad}")
-    return Result(folder, best.step, metrics)
+    return Result(folder, best.step, metrics, verdict.why, verdict.warnings)
 
 
 def _read_pairs(config: Config, shape: tuple[int, ...]) -> dict[str, Pairs]:
@@ -222,8 +306,8 @@ def _verify(trainer: Trainer, pairs: Pairs) -> dict[str, float]:
     with trainer.averaged():
         features, read = trainer.embed(feed, np.arange(len(pairs.samples)))
     trainer.feed.bad.update(feed.bad)
-    scores, same, _ = score_pairs(pairs, features, read)
-    found = from_scores(scores, same)
+    scored = score_pairs(pairs, features, read)
+    found = from_scores(scored.scores, scored.same)
     return {"eer": found.eer, "tar": found.tar[1e-3], "auc": found.auc}
 
 
@@ -238,8 +322,8 @@ def _save_thresholds(trainer: Trainer, step: int, say: Say) -> None:
         say(f"no thresholds saved: {error}")
 
 
-def _describe(trainer: Trainer, advised: bool, tell: Say) -> None:
-    """Say in two lines what is about to be trained."""
+def _describe(trainer: Trainer, advised: bool, budget: str, tell: Say) -> None:
+    """Say in a few lines what is about to be trained."""
     data, parts, config, head = trainer.data, trainer.split, trainer.config, trainer.head
     sizes = [
         f"{len(rows):,} of {len(np.unique(data.labels[rows])):,} {verb}"
@@ -261,4 +345,10 @@ def _describe(trainer: Trainer, advised: bool, tell: Say) -> None:
     why = f" (advised: hypermargin advise --classes {head.classes} --dim {head.dim})" if advised else ""
     tell(f"{config.model}, {size:,} parameters, to {config.dim} dimensions; {config.head}"
          f"{': ' + ', '.join(numbers) if numbers else ''}{why}")  # fmt: skip
+    if budget:
+        tell(budget)
+    tell(f"head by {trainer.learner.backend(trainer.ranks.world)}")
+    if trainer.device.type == "cuda":
+        one_by_one = f"launched kernel by kernel: {trainer.why_eager}"
+        tell(f"steps: {one_by_one if trainer.why_eager else 'replayed as a CUDA graph'}")
     tell(f"epochs: {config.epochs}, steps in each: {trainer.per_epoch}, on {config.device}, in {trainer.folder}")

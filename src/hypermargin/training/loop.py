@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -14,24 +14,27 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hypermargin.data import Augment, Data, Feed, Scaling, Split, at_most, batches
+from hypermargin.data import Data, DataError, Feed, Scaling, Split, at_most, batches
 from hypermargin.data.base import Rows
 from hypermargin.files import replacing
 from hypermargin.head import MarginHead
-from hypermargin.schedule import Schedule
 from hypermargin.training import checkpoint, watch
+from hypermargin.training.best import Choice
+from hypermargin.training.budget import Budget
 from hypermargin.training.build import rate_at
 from hypermargin.training.checkpoint import Checkpoint, CheckpointError
 from hypermargin.training.config import Config
 from hypermargin.training.evaluation import MOST, compare_all, decide
+from hypermargin.training.fit import check_resumed
+from hypermargin.training.learner import Batch, Forward, Learner
+from hypermargin.training.look import look_at
 from hypermargin.training.monitor import Monitor
-from hypermargin.training.optim import EMA, clip_gradients, create_optimizer, set_rate
 from hypermargin.training.process import random_states, set_random_states, stop_signals
-from hypermargin.training.ranks import Ranks, least_rows, sync_batch_norm
+from hypermargin.training.ranks import Ranks, least_rows
+from hypermargin.training.recorded import Recorder, why_not
 from hypermargin.training.slices import Slices, slices_of
 
 Group = tuple[Tensor, Rows]
-MOST_VALIDATED = 5_000  # samples of an open set whose pairs are all compared after an epoch
 
 
 class Interrupted(KeyboardInterrupt):
@@ -53,52 +56,31 @@ class Trainer:
         ranks: Ranks = Ranks(),  # noqa: B008 (frozen)
     ) -> None:
         self.config, self.data, self.split, self.scaling, self.folder = config, data, split, scaling, folder
-        self.ranks, self.device = ranks, ranks.device(config.device)
-        if self.device.type == "cuda" and ranks.world > 1:  # else every process would also open the first GPU
-            torch.cuda.set_device(self.device)
-        self.network = network = sync_batch_norm(network.to(self.device), ranks, self.device)
-        self.head, self.least = head.to(self.device), min(least_rows(network, ranks), config.batch)
-        # Of several ranks, each measures by itself and all step together.
-        self.forward: Callable[[Tensor], Tensor] = torch.compile(network) if config.compile else network
-        self.together = ranks.wrapped(network, self.device)
-        self.forward_together: Callable[[Tensor], Tensor] = self.forward
-        if self.together is not network:
-            self.forward_together = torch.compile(self.together) if config.compile else self.together
-        assert config.lr is not None
-        assert config.weight_decay is not None
-        self.optimizer = create_optimizer(
-            network,
-            head,
-            name=config.optimizer,
-            lr=config.lr,
-            head_lr=config.head_lr,
-            weight_decay=config.weight_decay,
-            head_weight_decay=config.head_weight_decay,
-            momentum=config.momentum,
-            sampled=config.sample_rate < 1,
-            half=config.precision == "float16",
-        )
-        for schedule in cast("list[Schedule]", head.schedules):
-            schedule.drive(self.optimizer)
-        self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        self.ema = EMA([network, head], config.ema) if config.ema else None
-        self.scaler = ranks.scaler(self.device, enabled=config.precision == "float16")
-        self.augment = Augment.parse(config.augment or "none")
+        self.ranks, self.budget = ranks, Budget.of(config)
+        self.learner = Learner(config, network, head, scaling, ranks)
+        self.network, self.head, self.device = self.learner.network, self.learner.head, self.learner.device
+        self.optimizer, self.ema, self.scaler = self.learner.optimizer, self.learner.ema, self.learner.scaler
+        self.least = min(least_rows(self.network, ranks), self.budget.batch)
         self.feed = Feed(data.samples, self.device, workers=config.workers or 0, on_bad=config.on_bad)
         self.targets = split.targets(data.labels)
         self.step = self.epoch = self.position = 0  # optimiser steps done; epoch; batches done in it
         self.window = watch.Window()
-        self.best: dict[str, Any] | None = None
+        self.choice = Choice(head.classes)
+        self.recorder: Recorder | None = None
+        own = ":" in str(config.model) and not str(config.model).startswith("timm:")
+        self.why_eager = why_not(config, self.learner, own_network=own or config.model == "own")
+        if config.cuda_graphs and self.why_eager:
+            raise ValueError(f"cuda_graphs: the steps cannot be recorded: {self.why_eager}. Leave cuda_graphs out.")
         self.unsaved: CheckpointError | None = None
         self.per_epoch = math.ceil(len(self._order(0)) / config.accumulate)
-        self.total = config.epochs * self.per_epoch
+        self.total = self.budget.epochs * self.per_epoch
 
     def _order(self, epoch: int) -> list[Rows]:
         config = self.config
         positions = batches(
             self.targets[self.split.train],
             config.sampling,
-            config.batch,
+            self.budget.batch,
             seed=config.seed,
             epoch=epoch,
             per_identity=config.per_identity,
@@ -112,12 +94,19 @@ class Trainer:
 
     def fit(self, monitor: Monitor) -> None:
         """Train from where the run is to its end."""
-        with stop_signals() as stop:
-            while self.epoch < self.config.epochs:
-                self._train_epoch(monitor, stop)
+        epochs, evaluate = self.budget.epochs, self.budget.evaluate
+        if epochs == 0 and self.choice.step is None:  # the weights as they are, pretrained perhaps
+            self._validate(monitor)
+            self._save(monitor)
+        with stop_signals() as stop, self._recording(monitor):
+            while self.epoch < epochs:
+                order = self._order(self.epoch)
+                mine = [self.ranks.share(rows) for rows in order[self.position :]]
+                with contextlib.closing(self.feed(mine)) as feed:
+                    self._train_epoch(order, feed, monitor, stop)
                 self.epoch, self.position = self.epoch + 1, 0
-                last = self.epoch == self.config.epochs
-                if last or (self.config.evaluate and self.epoch % self.config.evaluate == 0):
+                last = self.epoch == epochs
+                if last or (evaluate and self.epoch % evaluate == 0):
                     self._validate(monitor)
                 self._save(monitor)
                 if self.ranks.any(bool(stop)) and not last:
@@ -125,13 +114,23 @@ class Trainer:
         if self.unsaved:
             raise self.unsaved
 
-    def _train_epoch(self, monitor: Monitor, stop: list[int]) -> None:
+    @contextlib.contextmanager
+    def _recording(self, monitor: Monitor) -> Iterator[None]:
+        """Let steps be recorded inside, where they can be."""
+        if not self.why_eager:
+            self.recorder = Recorder(self.learner, self.budget.batch, monitor.say)
+        try:
+            yield
+        finally:
+            if self.recorder:
+                self.recorder.close()
+                self.recorder = None
+
+    def _train_epoch(self, order: list[Rows], feed: Iterator[Group], monitor: Monitor, stop: list[int]) -> None:
         config = self.config
         self.network.train()
         self.head.train()
-        order = self._order(self.epoch)
         started, seen = time.monotonic(), 0
-        feed = self.feed([self.ranks.share(rows) for rows in order[self.position :]])
         while self.position < len(order):
             groups = [next(feed) for _ in range(min(config.accumulate, len(order) - self.position))]
             *counts, told = self.ranks.sums([*(float(len(rows)) for _, rows in groups), float(bool(stop))])
@@ -143,10 +142,12 @@ class Trainer:
             self.position += min(config.accumulate, len(order) - self.position)
             self.step += 1
             monitor.advance(self.step, self.epoch)
-            if self.step % config.log == 0 or self.step == self.total:
+            if self.step % self.budget.log == 0 or self.step == self.total:
+                self._settle()
                 pace = seen / max(1e-9, time.monotonic() - started)
                 means, self.window = self._means(), watch.Window()
-                values = {**means.read(), "lr": self.optimizer.param_groups[0]["lr"], "images_per_s": pace}
+                lr = self.learner.rate_of(self.optimizer.param_groups[0])
+                values = {**means.read(), "lr": lr, "images_per_s": pace}
                 monitor.record("train", self.step, self.epoch, values)
                 started, seen = time.monotonic(), 0
             if self.position < len(order):  # at the end of the epoch it is saved anyway
@@ -163,55 +164,53 @@ class Trainer:
 
     def _train_step(self, groups: list[Group], counts: list[int]) -> None:
         """Take one optimiser step on one or more batches, whose losses are weighted by their rows on all ranks."""
-        config = self.config
+        learner, recorder = self.learner, self.recorder
+        look = self.step % min(self.config.watch, self.budget.log) == 0
+        batches = [(learner.batch(raw, rows, self.targets[rows], self.epoch), rows) for raw, rows in groups]
+        if recorder and len(batches) == 1 and recorder.takes(batches[0][0]):
+            learner.prepare(rate_at(self.config, self.step, self.total, self.budget.warmup(self.per_epoch)))
+            recorder.step(*batches[0], step=self.step, epoch=self.epoch, look=look)
+            self._settle(wait=False)
+            return
+        self._settle()
+        learner.prepare(rate_at(self.config, self.step, self.total, self.budget.warmup(self.per_epoch)))
         self.optimizer.zero_grad(set_to_none=True)
-        for number, ((raw, rows), count) in enumerate(zip(groups, counts, strict=True), 1):
-            inputs = self.augment(self.scaling(raw), rows, seed=config.seed, epoch=self.epoch)
-            labels = torch.from_numpy(self.targets[rows]).to(self.device, non_blocking=True)
-            with self._without_messages() if number < len(groups) else contextlib.nullcontext():
-                features = self._features(inputs, self.forward_together)
-                loss = self.head(features, labels)
+        for number, ((batch, rows), count) in enumerate(zip(batches, counts, strict=True), 1):
+            with learner.without_messages() if number < len(groups) else contextlib.nullcontext():
+                found = learner.run(batch)
                 # Before the backward: the weights are still those of the last good step.
-                value = loss.item()
+                value = found.loss.item()
                 if not math.isfinite(value):
-                    raise self._diverged(raw, rows, inputs, features, labels)
+                    raise self._diverged(self.step, rows, batch, found)
                 self.window.add(len(rows), loss=value)
-                if self.step % min(config.watch, config.log) == 0:
-                    self.window.add(len(rows), **watch.look(self.head, features, labels))
-                self.scaler.scale(loss * (count / sum(counts))).backward()
-        factor = rate_at(config, self.step, self.total, self.per_epoch)
-        set_rate(self.optimizer, factor)
-        if config.clip:
-            self.scaler.unscale_(self.optimizer)
-            clip_gradients(self.parameters, config.clip, list(self.head.by_class().values()), self.head.layout)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        if self.ema:
-            self.ema.update()
+                if look:
+                    self.window.add(len(rows), **watch.numbers(learner.look(found, batch.labels)))
+                self.scaler.scale(found.loss * (count / sum(counts))).backward()
+        learner.update()
 
-    def _without_messages(self) -> contextlib.AbstractContextManager[None]:
-        """Add up gradients on each rank inside; the last batch of a step carries the sum to the others."""
-        if isinstance(self.together, nn.parallel.DistributedDataParallel):
-            return self.together.no_sync()
-        return contextlib.nullcontext()
+    def _settle(self, wait: bool = True) -> None:
+        """Take in the losses of recorded steps that have arrived; with `wait`, of all."""
+        for taken in self.recorder.settled(wait) if self.recorder else ():
+            if not math.isfinite(taken.loss):
+                batch = self.learner.batch(taken.raw, taken.rows, self.targets[taken.rows], taken.epoch)
+                with torch.no_grad():
+                    raise self._diverged(taken.step, taken.rows, batch, self.learner.run(batch))
+            self.window.add(len(taken.rows), loss=taken.loss, **taken.seen)
 
-    def _features(self, inputs: Tensor, forward: Callable[[Tensor], Tensor]) -> Tensor:
-        if self.config.precision == "float32":
-            return forward(inputs)
-        with torch.autocast(self.device.type, getattr(torch, self.config.precision)):
-            return forward(inputs)
-
-    def _diverged(
-        self, raw: Tensor, rows: Rows, inputs: Tensor, features: Tensor, labels: Tensor
-    ) -> watch.DivergedError:
+    def _diverged(self, step: int, rows: Rows, given: Batch, found: Forward) -> watch.DivergedError:
         """Make the error, after keeping the batch for a closer look."""
         self.head.settings = replace(self.head.settings, reduction="none")
         with torch.no_grad():
-            losses = self.head.eval()(features, labels)
-        bad, why = watch.diagnose(self.network, inputs, features, losses, self.config.precision)
+            losses = self.head.eval()(found.features, given.labels)
+        bad, why = watch.diagnose(self.network, found.inputs, found.features, losses, self.config.precision)
         rank = f"-rank-{self.ranks.rank}" if self.ranks.world > 1 else ""
-        path = self.folder / f"diverged-step-{self.step + 1:08d}{rank}.pt"
-        batch = {"samples": raw.cpu(), "rows": torch.from_numpy(rows), "labels": labels.cpu(), "bad": bad}
+        path = self.folder / f"diverged-step-{step + 1:08d}{rank}.pt"
+        batch = {
+            "samples": given.raw.cpu(),
+            "rows": torch.from_numpy(rows),
+            "labels": given.labels.cpu(),
+            "bad": bad,
+        }
         kept = f"the batch is in {path}"
         try:
             with replacing(path) as temporary:
@@ -223,7 +222,7 @@ class Trainer:
         every = self.ranks.gathered(told if bad else "")
         words = told if bad else next((f"on rank {rank} {text}" for rank, text in enumerate(every) if text), told)
         return watch.DivergedError(
-            f"the loss is not finite at step {self.step + 1} (epoch {self.epoch + 1}), {words}"
+            f"the loss is not finite at step {step + 1} (epoch {step // self.per_epoch + 1}), {words}"
             f"{self._last_good()}; {kept}."
         )
 
@@ -249,9 +248,8 @@ class Trainer:
         self.network.eval()
         mine = self.ranks.share(rows)
         groups = np.split(mine, range(256, len(mine), 256))
-        found = self.ranks.together(
-            lambda: [(self._features(self.scaling(raw), self.forward).float().cpu(), r) for raw, r in feed(groups)]
-        )
+        with contextlib.closing(feed(groups)) as read:
+            found = self.ranks.together(lambda: [(self.learner.features(raw).cpu(), r) for raw, r in read])
         self.network.train()
         return torch.cat([f for f, _ in found]), np.concatenate([r for _, r in found])
 
@@ -259,43 +257,47 @@ class Trainer:
         """Give network and head their averaged weights inside, if there are any."""
         return self.ema.swapped() if self.ema else contextlib.nullcontext()
 
-    def evaluate(self, rows: Rows, most: int = MOST) -> dict[str, float]:
+    def evaluate(self, rows: Rows) -> dict[str, float]:
         """Measure a part of the data: EER, TAR and rank-1 in an open set, accuracy and loss in a closed one.
 
-        The weights are the averaged ones. An open set is cut to `most` samples, in whole identities.
+        The weights are the averaged ones. An open set is cut to some 50,000 samples, in whole identities.
         """
-        if self.split.open_set:
-            rows = at_most(rows, self.data.labels, most)
         with self.averaged():
-            if self.split.open_set:
-                features, read = self.embed(self.feed, rows)
-                labels = torch.from_numpy(self.data.labels[read])
-                return self.ranks.lead(lambda: compare_all(features.to(self.device), labels))
-            features, read = self._embed_own(self.feed, rows)
-            targets = self.targets[read]
-            loss, taken = decide(self.head.eval(), features, targets)
-            self.head.train()
-            right, loss, samples = self.ranks.sums([float((taken == targets).sum()), loss, float(len(read))])
-            return {"accuracy": right / samples, "loss": loss / samples}
+            if not self.split.open_set:
+                accuracy, loss, _ = self.classified(rows)
+                return {"accuracy": accuracy, "loss": loss}
+            features, read = self.embed(self.feed, at_most(rows, self.data.labels, MOST))
+            labels = torch.from_numpy(self.data.labels[read])
+            return self.ranks.lead(lambda: compare_all(features.to(self.device), labels)[0])
+
+    def classified(self, rows: Rows) -> tuple[float, float, int]:
+        """Return accuracy and mean loss without any margin of samples of known classes, and how many were read."""
+        features, read = self._embed_own(self.feed, rows)
+        targets = self.targets[read]
+        loss, taken = decide(self.head.eval(), features, targets)
+        self.head.train()
+        right, loss, samples = self.ranks.sums([float((taken == targets).sum()), loss, float(len(read))])
+        return right / samples, loss / samples, int(samples)
 
     def _validate(self, monitor: Monitor) -> None:
         if not len(self.split.validation):
             return
         try:
-            values = self.evaluate(self.split.validation, MOST_VALIDATED)
+            look = look_at(self)
+        except DataError:  # an image that cannot be read is not a part that has no pairs
+            raise
         except ValueError as error:
             monitor.say(f"the validation part cannot be measured: {error}")
             return
-        monitor.record("validation", self.step, self.epoch - 1, values)
-        metric, sign = ("eer", -1) if self.split.open_set else ("accuracy", 1)
-        if self.best is None or sign * values[metric] > sign * self.best["value"]:
-            self.best = {"step": self.step, "metric": metric, "value": values[metric]}
+        monitor.record("validation", self.step, self.epoch - 1, look.logged)
+        self.choice.consider(self.step, look)
 
     # Saving
 
     def _save(self, monitor: Monitor) -> None:
         """Save a checkpoint; if the disk is full, say so and go on: the next one may succeed."""
-        if self.ranks.any(not all(bool(p.isfinite().all()) for p in self.parameters)):
+        self._settle()
+        if self.ranks.any(not all(bool(p.isfinite().all()) for p in self.learner.parameters)):
             raise watch.DivergedError(
                 f"the weights are not finite after step {self.step}: the last update was too large. Lower lr, "
                 f"lengthen lr_warmup, or set clip. {self._last_good()}."
@@ -308,16 +310,16 @@ class Trainer:
         }
         random = self.ranks.gathered(random_states())
         training: dict[str, Any] = {
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": self.learner.optimizer_state(),
             "scaler": self.scaler.state_dict(),
             "random": random if self.ranks.world > 1 else random[0],
         }
         if self.ema:
             training["ema"] = {k: v for k, v in self.ema.state_dict().items() if k != "1.classes_held"}
         window = self._means().sums
-        state = {"epoch": self.epoch, "position": self.position, "window": window, "best": self.best}
+        state = {"epoch": self.epoch, "position": self.position, "window": window, "best": self.choice.state()}
         saved = Checkpoint(self.step, model, training, state)
-        keep, best = self.config.keep, self.best["step"] if self.best else None
+        keep, best = self.config.keep, self.choice.step
         held = self.held
         try:
             if held is None:
@@ -331,6 +333,7 @@ class Trainer:
 
     def resume(self, saved: Checkpoint) -> None:
         """Take everything up where the checkpoint left it, by however many ranks it was written."""
+        check_resumed(saved, self.network, self.head, self.optimizer, self.config, self.data.shape)
         self.network.load_state_dict(saved.weights("network"))
         weights, averages = saved.weights("head"), dict(saved.training.get("ema", {}))
         if self.ranks.world > 1:  # which classes a rank holds is its own affair
@@ -342,7 +345,7 @@ class Trainer:
             self.ema.load_state_dict(averages)
         self.step, self.epoch, self.position = saved.step, saved.state["epoch"], saved.state["position"]
         self.window = watch.Window(saved.state["window"] if self.ranks.rank == 0 else None)
-        self.best = saved.state["best"]
+        self.choice.restore(saved.state["best"])
         states = saved.training["random"]
         states = states if isinstance(states, list) else [states]
         if self.ranks.rank < len(states):  # a rank that was not there before starts from its own seed

@@ -12,10 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from hypermargin import checks
+from hypermargin.common.environment import enough_memory
+from hypermargin.common.text import first_line
 from hypermargin.training.iresnet import BLOCKS, REDUCTION, IResNet
 
 Shape = tuple[int, ...]
-LEAST_SIDE = 8
+LEAST_SIDE, MOST_WIDTH, MOST_LAYERS = 8, 10_000, 100
 
 
 def create_model(name: str, shape: Shape, dim: int, **options: Any) -> nn.Module:
@@ -31,7 +33,7 @@ def create_model(name: str, shape: Shape, dim: int, **options: Any) -> nn.Module
     if not isinstance(name, str):
         raise TypeError(f"model must be a name; got {type(name).__name__}.")
     shape = _checked_shape(shape)
-    checks.count("dim", dim)
+    checks.count("dim", dim, 1, checks.MOST_DIM)
     if ":" in name:
         first, rest = name.split(":", 1)
         model = _timm(rest, shape, dim, options) if first == "timm" else _own(name, shape, dim, options)
@@ -44,8 +46,11 @@ def create_model(name: str, shape: Shape, dim: int, **options: Any) -> nn.Module
     known = list(inspect.signature(MODELS[name]).parameters)[2:]
     for option in options.keys() - known:
         has = f"the option {', '.join(known)}" if known else "no options"
-        raise ValueError(f"model {name!r} has {has}; got {option!r}.{checks.near(option, known)}")
-    return MODELS[name](shape, dim, **options)
+        raise ValueError(
+            f"model_set: model {name!r} has {has}; got {checks.shown(option)}.{checks.near(option, known)}"
+        )
+    with enough_memory(f"model {name!r} with {checks.shown(options)} for samples of shape {shape}"):
+        return MODELS[name](shape, dim, **options)
 
 
 def list_models() -> list[str]:
@@ -55,7 +60,7 @@ def list_models() -> list[str]:
 
 def _lenet(shape: Shape, dim: int, width: int = 16) -> nn.Module:
     channels, *sides = _images("lenet++", shape)
-    checks.count("width", width)
+    checks.count("width", width, 1, MOST_WIDTH)
     if min(sides) < LEAST_SIDE:
         raise ValueError(
             f"model 'lenet++' needs images of at least {LEAST_SIDE}×{LEAST_SIDE}; got {sides[0]}×{sides[1]}."
@@ -94,11 +99,12 @@ def _iresnet(blocks: tuple[int, ...], name: str) -> Callable[..., nn.Module]:
 
 def _mlp(shape: Shape, dim: int, widths: Sequence[int] = (512, 256, 128)) -> nn.Module:
     if isinstance(widths, str) or not isinstance(widths, Sequence):
-        raise TypeError(f"widths must be a list of whole numbers such as (512, 256); got {widths!r}.")
+        raise TypeError(f"widths must be a list of whole numbers such as (512, 256); got {checks.shown(widths)}.")
+    checks.count("the number of widths", len(widths), 0, MOST_LAYERS)
     layers: list[nn.Module] = [nn.Flatten()]
     before = torch.Size(shape).numel()
     for k, width in enumerate(widths):
-        checks.count(f"widths[{k}]", width)
+        checks.count(f"widths[{k}]", width, 1, checks.MOST_DIM)
         layers += [nn.Linear(before, width), nn.ReLU()]
         before = width
     return nn.Sequential(*layers, nn.Linear(before, dim))
@@ -151,7 +157,18 @@ def _timm(name: str, shape: Shape, dim: int, options: dict[str, Any]) -> nn.Modu
     try:
         return timm.create_model(name, img_size=(height, width), **arguments)  # type: ignore[no-any-return]
     except TypeError:  # most convolutional networks take any size, and no img_size
+        pass
+    except Exception as error:
+        raise _unbuilt(name, arguments, error) from error
+    try:
         return timm.create_model(name, **arguments)  # type: ignore[no-any-return]
+    except Exception as error:
+        raise _unbuilt(name, arguments, error) from error
+
+
+def _unbuilt(name: str, arguments: dict[str, Any], error: Exception) -> ValueError:
+    told = f"{type(error).__name__}: {first_line(error)}".rstrip(".")
+    return ValueError(f"model 'timm:{name}' cannot be built with {checks.shown(arguments)} ({told}).")
 
 
 def _own(name: str, shape: Shape, dim: int, options: dict[str, Any]) -> nn.Module:

@@ -81,6 +81,7 @@ class Events:
 
     def __init__(self, folder: Path, wanted: bool, step: int, say: Say) -> None:
         self.writer: Any = None
+        self.folder, self.say = folder, say
         if not wanted:
             return
         try:
@@ -88,25 +89,34 @@ class Events:
         except ModuleNotFoundError:
             say("No TensorBoard events: tensorboard is not installed (pip install 'hypermargin[train]').")
             return
-        with contextlib.suppress(OSError):
+        try:
             # purge_step hides what a killed run wrote after its last checkpoint.
             self.writer = SummaryWriter(str(folder), purge_step=step + 1 if step else None)
+        except OSError as error:
+            self._give_up(error)
 
     def write(self, record: dict[str, Any]) -> None:
         """Write every number under kind/name."""
         if self.writer is None:
             return
-        with contextlib.suppress(OSError):
+        try:
             for name, value in record.items():
                 if isinstance(value, float):
                     self.writer.add_scalar(f"{record['kind']}/{name}", value, record["step"])
             self.writer.flush()
+        except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        self.say(f"{self.folder} cannot be written ({error.strerror}); training goes on without it.")
+        self.close()
 
     def close(self) -> None:
         """Write what is left."""
-        if self.writer is not None:
+        writer, self.writer = self.writer, None
+        if writer is not None:
             with contextlib.suppress(OSError):
-                self.writer.close()
+                writer.close()
 
 
 class Monitor:
@@ -162,11 +172,22 @@ class Monitor:
         if self.progress is not None:
             self.progress.update(self.task, completed=step, description=f"epoch {epoch + 1}")
 
-    def record(self, kind: str, step: int, epoch: int, values: dict[str, float]) -> None:
-        """Write a line to the log and to TensorBoard, and show it."""
+    def record(
+        self,
+        kind: str,
+        step: int,
+        epoch: int,
+        values: dict[str, float],
+        *,
+        tested: int | None = None,
+        why: str = "",
+    ) -> None:
+        """Write a line to the log and to TensorBoard, and show it; in the end with the step that was tested."""
         if not self.watched:
             return
-        record = {"kind": kind, "step": step, "epoch": epoch + 1, **values}
+        record: dict[str, Any] = {"kind": kind, "step": step, "epoch": epoch + 1, **values}
+        if tested is not None:
+            record |= {"tested": tested, "why": why}
         self.log.write(record)
         self.events.write(record)
         if kind == "train" and self.progress is not None:
@@ -174,7 +195,9 @@ class Monitor:
             return
         where = f"epoch {epoch + 1}  step {step}/{self.total}"
         left = f"  {self._left(step)} left" if kind == "train" and step > self.first else ""
-        self.say(f"{where}  {words(values)}{left}" if kind == "train" else f"{where}  {kind}  {words(values)}")
+        about, chosen = (kind, "") if tested is None else (f"{kind} of step {tested}", f"  ({why})")
+        about = "" if kind == "train" else f"{about}  "
+        self.say(f"{where}  {about}{words(values)}{left}{chosen}")
 
     def _left(self, step: int) -> str:
         pace = (time.monotonic() - self.started) / (step - self.first)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hypermargin import checks
 from hypermargin.head import MarginHead
 from hypermargin.layout import Layout
-from hypermargin.optim import SampledSGD
+from hypermargin.optim import SampledSGD, lay_out
 
 RATES = ("constant", "cosine", "polynomial", "step")
 OPTIMIZERS = ("adamw", "sgd")
@@ -91,6 +91,7 @@ def create_optimizer(
     "name" and its "base_lr" for `set_rate`. momentum and nesterov are SGD's. `sampled`: SampledSGD, for a head
     of which only some classes take part in a step. `half`: a GradScaler may leave steps out, which torch's fused
     optimisers do not bear (SGD begins with memory as it was, AdamW with a scaler of several ranks fails).
+    A state that is loaded takes the parameters' layout in memory.
     """
     checks.one_of("name", name, OPTIMIZERS)
     head_lr = lr if head_lr is None else head_lr
@@ -121,15 +122,23 @@ def create_optimizer(
         return SampledSGD(chosen, lr, momentum=momentum, nesterov=nesterov)
     # One kernel for all parameters; a loop over them would take longer than the mathematics of a small network.
     fused = not half and all(p.device.type in ("cpu", "cuda") for group in chosen for p in group["params"])
+    optimizer: torch.optim.Optimizer
     if name == "sgd":
-        return torch.optim.SGD(chosen, lr=lr, momentum=momentum, nesterov=nesterov, fused=fused)
-    return torch.optim.AdamW(chosen, lr=lr, fused=fused)
+        optimizer = torch.optim.SGD(chosen, lr=lr, momentum=momentum, nesterov=nesterov, fused=fused)
+    else:
+        optimizer = torch.optim.AdamW(chosen, lr=lr, fused=fused)
+    optimizer.register_load_state_dict_post_hook(lay_out)
+    return optimizer
 
 
 def set_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
-    """Set lr = base_lr·factor in every group."""
+    """Set lr = base_lr·factor in every group; a rate that is a tensor is changed in place."""
     for group in optimizer.param_groups:
-        group["lr"] = group["base_lr"] * factor
+        lr = group["base_lr"] * factor
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(lr)
+        else:
+            group["lr"] = lr
 
 
 @torch.no_grad()
@@ -164,17 +173,31 @@ class EMA:
         self.decay, self.updates = decay, 0
         self._live = nn.ModuleList(modules)
         self.mean = {name: t.detach().clone() for name, t in self._tensors().items()}
+        parameters = dict(self._live.named_parameters())
+        # A tensor, so that a recorded `take` finds it changed.
+        self._share = next(iter(parameters.values()), torch.empty(0)).new_zeros(())
 
-    @torch.no_grad()
     def update(self) -> None:
         """Take in the weights as they are now: call it after each step of the optimiser."""
-        d = min(self.decay, (1 + self.updates) / (10 + self.updates))
+        self.count()
+        self.take()
+
+    def count(self) -> None:
+        """Count an update, which settles 1 − d."""
+        self._share.fill_(1 - min(self.decay, (1 + self.updates) / (10 + self.updates)))
+        self.updates += 1
+
+    @torch.no_grad()
+    def take(self) -> None:
+        """Take in the weights with the share that `count` has settled."""
         parameters, buffers = dict(self._live.named_parameters()), dict(self._live.named_buffers())
         if parameters:
-            torch._foreach_lerp_([self.mean[n] for n in parameters], list(parameters.values()), 1 - d)
+            means = [self.mean[name] for name in parameters]
+            steps = torch._foreach_sub(list(parameters.values()), means)
+            torch._foreach_mul_(steps, self._share)
+            torch._foreach_add_(means, steps)
         for name, buffer in buffers.items():
             self.mean[name].copy_(buffer)
-        self.updates += 1
 
     @contextmanager
     def swapped(self) -> Iterator[None]:

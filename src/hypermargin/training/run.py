@@ -2,6 +2,7 @@
 
 RUN/
   config.toml      every setting, as resolved
+  begun.json       proof of who began it, if the settings name code; see trust.py
   run.json         versions, the data's fingerprint, the names of the classes, scaling of the input
   split.npz        which rows train, validate and test
   log.jsonl        the numbers; tensorboard/ has the same
@@ -20,6 +21,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,19 +32,24 @@ import torch
 from torch import Tensor, nn
 
 from hypermargin import checks
+from hypermargin.common import plain
 from hypermargin.common.arrays import Array
-from hypermargin.common.environment import versions
+from hypermargin.common.environment import find_device, versions
 from hypermargin.common.tensor_files import read_npz
+from hypermargin.common.text import Say
 from hypermargin.data import Data, Scaling, Split
 from hypermargin.files import replacing
 from hypermargin.head import MarginHead
 from hypermargin.training import checkpoint
 from hypermargin.training.build import build_head
-from hypermargin.training.config import Config, from_dict, read_toml
+from hypermargin.training.config import Config, read_config
+from hypermargin.training.content import ABOUT
+from hypermargin.training.fit import check_head, check_network, check_settings
 from hypermargin.training.models import create_model
 from hypermargin.training.optim import EMA
 from hypermargin.training.ranks import Ranks
 from hypermargin.training.slices import Slices
+from hypermargin.training.trust import code_in
 
 
 class RunError(RuntimeError):
@@ -69,6 +76,10 @@ class About:
     def read(cls, folder: Path) -> About:
         """Read it from a run's folder."""
         values = read_json(folder / "run.json")
+        try:
+            ABOUT("", values)
+        except ValueError as error:
+            raise RunError(f"{folder / 'run.json'} is damaged: {error}.") from None
         values.pop("format", None)
         return cls(
             **{
@@ -83,7 +94,7 @@ class About:
 def read_json(path: Path) -> Any:
     """Read a JSON file of a run."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return plain.read_json(path)
     except FileNotFoundError:
         raise RunError(f"{path.parent} is not a run: {path.name} is missing.") from None
     except ValueError as error:
@@ -109,15 +120,29 @@ def describe(data: Data, split: Split, scaling: Scaling, network: nn.Module | No
     )
 
 
-def fingerprint(data: Data) -> str:
-    """Digest labels, names and some of the samples: enough to notice that a run is resumed on other data."""
+def fingerprint(data: Data, name: str = "") -> str:
+    """Digest labels, names and some of the samples: enough to notice that a run is resumed on other data.
+
+    With `name`, as if the data lay where those of that name did: they may have moved since.
+    """
     digest = hashlib.sha256()
     digest.update(repr((data.shape, data.classes)).encode())
     digest.update(data.labels.tobytes())
     for row in np.linspace(0, len(data) - 1, num=min(256, len(data)), dtype=int):
         inside = isinstance(data.samples, np.ndarray)
-        digest.update(np.ascontiguousarray(data.samples[row]).tobytes() if inside else data.where(row).encode())
+        content = np.ascontiguousarray(data.samples[row]).tobytes() if inside else _place(data, row, name).encode()
+        digest.update(content)
     return digest.hexdigest()
+
+
+def _place(data: Data, row: int, name: str) -> str:
+    """Return a sample's file; with `name`, where it would be if the data lay there."""
+    where = data.where(row)
+    if name:
+        for now, then in ((data.name, name), (str(Path(data.name).parent), str(Path(name).parent))):
+            if where.startswith(now):
+                return then + where[len(now) :]
+    return where
 
 
 def save_split(path: Path, split: Split) -> None:
@@ -126,11 +151,23 @@ def save_split(path: Path, split: Split) -> None:
         np.savez_compressed(temporary, **dataclasses.asdict(split))
 
 
-def read_split(path: Path) -> Split:
-    """Read what `save_split` wrote."""
+def read_split(path: Path, samples: int, classes: int) -> Split:
+    """Read what `save_split` wrote for data of so many samples and classes."""
     try:
+        most = 16 * (samples + classes) + 2**16  # bytes: eight a row, and headers
+        with zipfile.ZipFile(path) as archive:
+            if sum(entry.file_size for entry in archive.infolist()) > most:
+                raise ValueError(f"it holds more than {most:,} bytes, for {samples:,} samples")
         saved = read_npz(path)
         parts: dict[str, Any] = {f.name: saved[f.name] for f in dataclasses.fields(Split)}
+        for name, rows in parts.items():
+            end = classes if name == "classes" else samples
+            if name == "open_set":
+                fits = rows.dtype == bool and rows.shape == ()
+            else:
+                fits = rows.dtype == np.int64 and rows.ndim == 1 and not ((rows < 0) | (rows >= end)).any()
+            if not fits:
+                raise ValueError(f"{name} is not what a split of {samples:,} samples has")
     except FileNotFoundError:
         raise RunError(f"{path.parent} is not a run: {path.name} is missing.") from None
     except Exception as error:  # zipfile, zlib and numpy have many words for a broken file
@@ -166,6 +203,7 @@ class Trained:
     config: Config
     about: About
     step: int
+    passed_over: tuple[str, ...] = ()  # why this step is not the one asked for; empty if it is
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -205,62 +243,95 @@ def load(
     device: torch.device | str = "cpu",
     network: nn.Module | None = None,
     trust: bool = False,
+    allow_older: bool = False,
 ) -> Trained:
     """Load the network and head of a run, in evaluation mode; averaged weights if the run kept them.
 
-    "best" is the checkpoint that did best on the validation part; the last one if there was none. A network that
-    was handed to `train` as an object must be handed in again, with any weights.
+    "best" is the checkpoint that `train` chose by the validation part; the last one if there was none. A network
+    that was handed to `train` as an object must be handed in again, with any weights. If the checkpoint is damaged,
+    that is an error; with `allow_older` another one is taken, and `Trained.passed_over` says so.
 
-    Nothing in a run's folder is executed. A run whose model is MODULE:FUNCTION names code to be imported: that is
-    done only with trust=True.
+    Nothing in a run's folder is executed. A run whose model is MODULE:FUNCTION names code to be imported, and
+    options of timm's may name a file, a URL or a function: such a network is built only with trust=True.
     """
     checks.one_of("which", which, ("best", "last"))
     folder = Path(run)
     about = About.read(folder)
-    config = from_dict(read_toml(folder / "config.toml"), str(folder / "config.toml"))
+    config = read_config(folder)
     if network is None and about.network is not None:
         raise RunError(f"{folder} was trained with a network of your own ({about.network}); give it as network=.")
-    model = str(config.model)
-    if network is None and ":" in model and not model.startswith("timm:") and not trust:
+    code = None if network is not None or trust else code_in(config.model, config.model_set)
+    if code is not None:
         raise RunError(
-            f"{folder} names code of its own for the network, {model}. If you know it, load with trust=True, or "
-            "give the network as network=."
+            f"{folder} names {code}. If you know it, add --trust (trust=True in Python), or give the network as "
+            "network=."
         )
-    network = network or create_model(model, about.shape, config.dim, **config.model_set)
-    head = build_head(config, len(about.classes))
-    found = find(folder, which)
-    restore(found, network, head, averaged=config.ema)
-    return Trained(network.to(device).eval(), head.to(device).eval(), config, about, found.step)
+    place = find_device(device) if isinstance(device, str) else device
+    said: list[str] = []
+    found = find(folder, which, allow_older=allow_older, say=said.append)
+    try:
+        check_settings(found, config, about.shape, len(about.classes), own=network is not None)
+        network = network or create_model(str(config.model), about.shape, config.dim, **without_download(config))
+        check_network(found, network, config, about.shape)
+        head = build_head(config, len(about.classes))
+        restore(found, network, head, config)
+    except (ValueError, TypeError) as error:
+        raise RunError(f"{folder}: {str(error).rstrip('.')}.") from error
+    return Trained(network.to(place).eval(), head.to(place).eval(), config, about, found.step, tuple(said))
+
+
+def without_download(config: Config) -> dict[str, Any]:
+    """Return the options of the network for weights that are there already: timm would fetch others first."""
+    if not str(config.model).startswith("timm:"):
+        return config.model_set
+    return {name: value for name, value in config.model_set.items() if name != "pretrained"}
 
 
 def find(
     folder: Path,
     which: str = "last",
     *,
+    allow_older: bool = False,
+    say: Say = lambda _: None,
     held: Slices | None = None,
     ranks: Ranks = Ranks(),  # noqa: B008 (frozen)
 ) -> checkpoint.Checkpoint:
-    """Read a checkpoint of a run; a broken best one gives way to the last."""
+    """Read the best checkpoint of a run, or the last.
+
+    If it is damaged, `allow_older` lets the newest that is whole take its place, in words; else CheckpointError.
+    """
+    kept = folder / "checkpoints"
+    known = ranks.lead(lambda: checkpoint.best_of(kept)) if which == "best" else None
     said: list[str] = []
-    last = checkpoint.load_last(folder / "checkpoints", said.append, held=held, ranks=ranks)
-    if last is None:
+    if known is not None:
+        try:
+            return checkpoint.load(kept / f"step-{known:08d}", held=held, ranks=ranks)
+        except checkpoint.CheckpointError as error:
+            said.append(f"{error}.")
+    found = checkpoint.load_last(kept, said.append, held=held, ranks=ranks)
+    if found is None:
         raise RunError(f"{folder} has no checkpoint yet.")
-    best = last.state.get("best")
-    if which == "last" or not best or best["step"] == last.step:
-        return last
-    try:
-        path = folder / "checkpoints" / f"step-{best['step']:08d}"
-        return checkpoint.load(path, held=held, ranks=ranks)
-    except checkpoint.CheckpointError:
-        return last
+    said = list(dict.fromkeys(text.removesuffix(checkpoint.GOING_BACK) for text in said))
+    if said and not allow_older:
+        raise checkpoint.CheckpointError(
+            f"{' '.join(said)} Step {found.step} is whole. To use that, load with allow_older=True; evaluate, "
+            f"embed, verify, export and head take --allow-older. To train on from it: train --out {folder} "
+            "--resume."
+        )
+    for text in said:
+        say(f"{text} Step {found.step} is used in its place.")
+    return found
 
 
-def restore(saved: checkpoint.Checkpoint, network: nn.Module, head: MarginHead, *, averaged: float = 0.0) -> None:
-    """Put a checkpoint's weights into network and head; with `averaged`, the averaged ones."""
+def restore(saved: checkpoint.Checkpoint, network: nn.Module, head: MarginHead, config: Config) -> None:
+    """Put a checkpoint's weights into network and head; if the run kept averaged ones, those."""
+    check_head(saved, head, config)
     network.load_state_dict(saved.weights("network"))
     head.load_state_dict(saved.weights("head"))
-    if averaged:
-        ema = EMA([network, head], averaged)
+    if config.ema:
+        if "ema" not in saved.training:
+            raise ValueError(f"ema = {config.ema:g} (config.toml), and the checkpoint holds no averages")
+        ema = EMA([network, head], config.ema)
         ema.load_state_dict(saved.training["ema"])
         with ema.swapped():
             states = [copy.deepcopy(module.state_dict()) for module in (network, head)]

@@ -52,8 +52,11 @@ class Window:
 
 
 @torch.no_grad()
-def look(head: MarginHead, features: Tensor, labels: Tensor) -> dict[str, float]:
-    """Measure accuracy, mean angles in degrees, share past the margin's fold, norm percentiles of one batch."""
+def look(head: MarginHead, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    """Measure accuracy, mean angles in degrees, share past the margin's fold, norm percentiles of one batch.
+
+    The numbers stay on the device; `numbers` reads them.
+    """
     features = features.detach().float()
     ordered = features.norm(dim=1).sort().values
     rows = max(16, MOST_LOGITS // head.classes)
@@ -76,7 +79,12 @@ def look(head: MarginHead, features: Tensor, labels: Tensor) -> dict[str, float]
         seen["past_fold"] = fold
     for name, q in QUANTILES.items():  # sorted once: cheaper than torch.quantile
         seen[name] = ordered[round(q * (len(ordered) - 1))]
-    return dict(zip(seen, torch.stack(list(seen.values())).tolist(), strict=True))  # one wait for the GPU, not ten
+    return seen
+
+
+def numbers(seen: dict[str, Tensor]) -> dict[str, float]:
+    """Read what `look` measured: one wait for the GPU, not ten."""
+    return dict(zip(seen, torch.stack(list(seen.values())).tolist(), strict=True)) if seen else {}
 
 
 def past_fold(head: MarginHead, angle: Tensor) -> Tensor | None:

@@ -17,6 +17,7 @@ from hypermargin.compare.results import Comparison
 from hypermargin.files import write_text
 from hypermargin.plots import Display, explorer
 from hypermargin.plots.style import recoloured
+from hypermargin.training.config import Config, from_dict, read_toml
 
 MARKS = {
     "best": ("best", "ahead of every other head by more than the noise"),
@@ -111,7 +112,7 @@ def _summary(found: Comparison) -> str:
         return "No run has finished."
     train, test = data["parts"]["train"], data["parts"]["test"]
     whom = "other identities, never trained," if data["open_set"] else "the same classes"
-    config = found.plan.runs(found.folder)[0].config
+    config = _decided(found)
     seeds = "1 seed" if found.plan.seeds == 1 else f"{found.plan.seeds} seeds"
     epochs = "1 epoch" if config.epochs == 1 else f"{config.epochs} epochs"
     return (
@@ -119,6 +120,13 @@ def _summary(found: Comparison) -> str:
         f"(first seed). {seeds} of each head, {epochs}, batches of {config.batch}, "
         f"{config.dim} dimensions. {now()[:10]}."
     )
+
+
+def _decided(found: Comparison) -> Config:
+    """Return the settings of a run that was started, with nothing left open; all runs have the same data."""
+    saved = (run.folder / "config.toml" for run in found.plan.runs(found.folder))
+    path = next(path for path in saved if path.exists())
+    return from_dict(read_toml(path), str(path))
 
 
 def _section(key: str, title: str, content: str) -> str:

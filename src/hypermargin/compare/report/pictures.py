@@ -114,7 +114,7 @@ def _training(found: Comparison) -> dict[str, Display]:
             lines = [line for line in _log(run.folder) if line["kind"] == "train" and "angle" in line]
             columns = ([line[name] for line in lines] for name in ("step", "angle", "rival_angle"))
             seen.setdefault(run.head, []).append(tuple(columns))  # type: ignore[arg-type]  # three of them
-            epochs[run.head] = run.config.epochs
+            epochs[run.head] = lines[-1]["epoch"] if lines else 0
     displays: dict[str, Display] = {}
     for head, seeds in seen.items():
         steps = seeds[0][0]
