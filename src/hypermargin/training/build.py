@@ -17,6 +17,7 @@ from hypermargin.head import MarginHead
 from hypermargin.margins import number_fields
 from hypermargin.parallel import Shard, Sharded
 from hypermargin.parallel.partial_fc import PartialFC
+from hypermargin.training import by_counts
 from hypermargin.training.config import Config
 from hypermargin.training.head_settings import read_schedules
 from hypermargin.training.optim import rate
@@ -122,9 +123,17 @@ def resolve_head(config: Config, classes: int) -> tuple[Config, tuple[str, ...]]
     return dataclasses.replace(config, set={"scale": advice.s, **numbers, **config.set}), advice.reasons
 
 
-def build_head(config: Config, classes: int, *, sharded: bool = False) -> MarginHead:
-    """Make the head of resolved settings; if `sharded`, over the processes there are."""
-    overrides = dict(config.set)
+def build_head(
+    config: Config, classes: int, *, counts: torch.Tensor | None = None, sharded: bool = False
+) -> MarginHead:
+    """Make the head of resolved settings; if `sharded`, over the processes there are.
+
+    `counts` are the training samples of each class. Without them margins and offsets that go by them have the right
+    shape and no more: a saved head brings its own.
+    """
+    overrides = {
+        **config.set, **by_counts.arguments(config.head, config.class_margins, config.set, classes, counts)
+    }  # fmt: skip
     shard = Shard(seed=config.seed)
     if sharded:
         overrides["shard"] = shard

@@ -22,7 +22,7 @@ from hypermargin.common.text import Say, say
 from hypermargin.data import Data, DataError, Feed, Pairs, Scaling, Split, decode_once, split
 from hypermargin.evaluate import from_scores
 from hypermargin.files import write_text
-from hypermargin.training import checkpoint, paths
+from hypermargin.training import by_counts, checkpoint, paths
 from hypermargin.training.budget import decide as decide_budget
 from hypermargin.training.build import (
     build_head,
@@ -228,7 +228,8 @@ def _trainer(
     _seed(config.seed)
     if network is None:
         network = create_model(str(config.model), data.shape, config.dim, **config.model_set)
-    head = build_head(config, len(parts.classes), sharded=ranks.world > 1)
+    counts = by_counts.counts_of(data, parts)
+    head = build_head(config, len(parts.classes), counts=counts, sharded=ranks.world > 1)
     trainer = Trainer(config, data, parts, about.scaling, network, head, folder, ranks)
     if ranks.rank:  # the networks are the same; what they drop in training should not be
         _seed(config.seed + 1_000_003 * ranks.rank)
@@ -345,6 +346,9 @@ def _describe(trainer: Trainer, advised: bool, budget: str, tell: Say) -> None:
     why = f" (advised: hypermargin advise --classes {head.classes} --dim {head.dim})" if advised else ""
     tell(f"{config.model}, {size:,} parameters, to {config.dim} dimensions; {config.head}"
          f"{': ' + ', '.join(numbers) if numbers else ''}{why}")  # fmt: skip
+    counts = by_counts.counts_of(data, parts)
+    for words in by_counts.in_words(config.head, config.class_margins, config.set, counts, config.sampling):
+        tell(words)
     if budget:
         tell(budget)
     tell(f"head by {trainer.learner.backend(trainer.ranks.world)}")
