@@ -108,7 +108,8 @@ def resolve_head(config: Config, classes: int) -> tuple[Config, tuple[str, ...]]
     """
     if config.head not in FAMILY:
         create_head(config.head, config.dim, classes)  # says which there are
-    margin = FAMILY[config.head].margin
+    recipe = FAMILY[config.head]
+    margin = recipe.margin
     names = [f.name for f in number_fields(type(margin))]
     chosen = "scale" in config.set and any(name in config.set for name in names)
     if config.settings == "paper" or chosen or not FAMILY[config.head].unit_features:
@@ -117,8 +118,11 @@ def resolve_head(config: Config, classes: int) -> tuple[Config, tuple[str, ...]]
             config = dataclasses.replace(config, schedule=["lambda"])
         return config, ()
     given = {k: v for k, v in config.set.items() if k in names}
-    mine = dataclasses.replace(margin, **given) if given else margin.name  # type: ignore[type-var]  # all dataclasses
-    advice = recommend(classes, config.dim, margin=mine)
+    if recipe.group != "classic":
+        advice = recommend(classes, config.dim, margin=config.head, numbers=given)
+    else:
+        mine = dataclasses.replace(margin, **given) if given else margin.name  # type: ignore[type-var]  # all are
+        advice = recommend(classes, config.dim, margin=mine)
     numbers = {name: getattr(advice.margin, name) for name in names}
     return dataclasses.replace(config, set={"scale": advice.s, **numbers, **config.set}), advice.reasons
 
