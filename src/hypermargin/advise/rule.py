@@ -47,7 +47,7 @@ def recommend(
 ) -> Recommendation:
     """Recommend a scale and a margin to start from, with the reasons.
 
-    `margin` is the name of a margin or head (m is then chosen, but for the `numbers` given, such as {"m": 0.3}) or a
+    `margin` is the name of a margin or head (m is then chosen, but for `numbers` given, such as {"m": 0.3}) or a
     Margin (taken as it is). The scale is the smallest with
 
         p_y ≥ P     predicted for a sample on its centre, the centres forming a simplex     (P = `probability`)

@@ -46,7 +46,9 @@ def choose(name: str, phi: float, dim: int, numbers: Mapping[str, float]) -> Mar
     for key in numbers:
         if key not in known:
             takes = ", ".join(known) or "none"
-            raise ValueError(f"the margin of {name} has no number {key!r}; it has {takes}.{checks.near(key, known)}")
+            raise ValueError(
+                f"the margin of {name} has no number {key!r}; it has {takes}.{checks.near(key, known)}"
+            )
     fitted: Any = usual if numbers.keys() & {*usual.m_names, "k"} else _narrowed(usual, phi)
     if isinstance(fitted, MagFace) and not numbers.keys() & {"l_a", "u_a"}:
         longer = math.sqrt(dim / PAPERS_DIM)
@@ -82,7 +84,9 @@ def settled(margin: Margin, s: float, numbers: Mapping[str, float]) -> Margin:
     if not isinstance(margin, MagFace) or "lambda_g" in numbers:
         return margin
     papers = MagFace()
-    return replace(margin, lambda_g=_rounded(papers.lambda_g / draw(papers, FAMILY["magface"].scale) * draw(margin, s)))
+    return replace(
+        margin, lambda_g=_rounded(papers.lambda_g / draw(papers, FAMILY["magface"].scale) * draw(margin, s))
+    )
 
 
 def _narrowed(usual: Margin, phi: float) -> Margin:

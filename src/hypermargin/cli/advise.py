@@ -12,12 +12,14 @@ from rich.text import Text
 
 from hypermargin.cli._app import app, plain_errors
 
+
 @app.command()
 def advise(
     classes: Annotated[int, typer.Option(help="How many classes there are to train on.")],
     dim: Annotated[int, typer.Option(help="The embedding's dimension.")],
     margin: Annotated[
-        str, typer.Option(help="none, arcface, cosface, sphereface, or another margin or head: adaface, mv-arcface, …")
+        str,
+        typer.Option(help="none, arcface, cosface, sphereface, or another margin or head, as adaface."),
     ] = "arcface",
     m: Annotated[
         float | None, typer.Option("--m", help="Take this m (ArcFace: radians) instead of choosing one.")

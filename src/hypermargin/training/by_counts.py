@@ -57,7 +57,7 @@ def check_class_margins(head: str, text: str | None, overrides: Mapping[str, Any
         raise ValueError(f"class_margins needs a head whose margin has one m; {head} has {has}.")
     assert isinstance(margin.zero, float | int)
     if margin.m < margin.zero:
-        raise ValueError(f"class_margins: a smaller m of {head} is a larger margin, which no rule here is made for.")
+        raise ValueError(f"class_margins: a smaller m of {head} is a larger margin, and no rule is made for that.")
     if found[0] == "ldam" and margin.zero:
         raise ValueError(
             f"class_margins: ldam's margins begin at 0, and the m of {head} at {margin.zero:g}. "
@@ -104,9 +104,7 @@ def arguments(
     return found
 
 
-def in_words(
-    head: str, text: str | None, overrides: Mapping[str, Any], counts: Tensor, sampling: str
-) -> list[str]:
+def in_words(head: str, text: str | None, overrides: Mapping[str, Any], counts: Tensor, sampling: str) -> list[str]:
     """Say which margins and offsets came out, for the classes with most and with fewest samples."""
     classes = len(counts)
     state = head_settings(head, 2, classes, {**overrides, **arguments(head, text, overrides, classes, counts)})[1]

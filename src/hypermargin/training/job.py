@@ -22,7 +22,7 @@ from hypermargin.common.text import Say, say
 from hypermargin.data import Data, DataError, Feed, Pairs, Scaling, Split, decode_once, split
 from hypermargin.evaluate import from_scores
 from hypermargin.files import write_text
-from hypermargin.training import by_counts, checkpoint, paths
+from hypermargin.training import by_counts, checkpoint, paths, watch
 from hypermargin.training.budget import decide as decide_budget
 from hypermargin.training.build import (
     build_head,
@@ -256,6 +256,8 @@ def _run(trainer: Trainer, verify: dict[str, Pairs], quiet: bool) -> Result:
     checkpoint.note(monitor.say)
     with monitor.running():
         trainer.fit(monitor)
+        if doubt := watch.doubt_of_lengths(trainer.head.margin, trainer.seen.get("length_angle", 0.0)):
+            monitor.say(f"warning: {doubt}")
         choice = copy.copy(trainer.choice)
         said: list[str] = []
         best = find(folder, "best", allow_older=True, say=said.append, held=trainer.held, ranks=ranks)
