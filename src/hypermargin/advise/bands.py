@@ -65,7 +65,7 @@ def _numeric_boundary(margin: Margin, theta12: float) -> float:
 def rival_at(margin: Margin, theta: float) -> float:
     """Return what a rival at this angle counts as beside the margin: its cosine, of SphereFace2 g(cos θ) + m."""
     if isinstance(margin, SphereFace2):
-        return 2 * ((1 + math.cos(theta)) / 2) ** margin.t - 1 + margin.m
+        return 2 * math.pow((1 + math.cos(theta)) / 2, margin.t) - 1 + margin.m
     return math.cos(theta)
 
 

@@ -190,7 +190,7 @@ def lengths_against_angles(parts: Parts, quality: np.ndarray[Any, Any] | None = 
     place = head.weight.device
     angles = [
         head.scores(x.to(place), y.to(place)).angle[:, 0].cpu()
-        for x, y in zip(features.split(block), labels.split(block), strict=True)
+        for x, y in zip(torch.split(features, block), torch.split(labels, block), strict=True)
     ]
     norms, measured = features.double().norm(dim=1), None
     if quality is not None:
