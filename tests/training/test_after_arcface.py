@@ -13,11 +13,12 @@ from hypermargin.advise.usual import draw
 from hypermargin.counts import margins_from_counts, offsets_from_counts
 from hypermargin.data import from_arrays
 from hypermargin.deploy import export
-from hypermargin.margins import AdaFace, ArcFace, CosFace, MagFace
-from hypermargin.training import Config, Interrupted, load, train, watch
+from hypermargin.margins import AdaFace, ArcFace, MagFace
+from hypermargin.training import Config, load, train, watch
 from hypermargin.training.build import build_head, resolve_head
 from hypermargin.training.evaluation import lengths_against_angles, open_parts
 from hypermargin.training.loop import Trainer
+from hypermargin.training.start import start_head_from
 
 QUICK = {
     "dim": 8, "epochs": 2, "batch": 32, "watch": 1, "log": 2, "model": "mlp", "model_set": {"widths": [16]},
@@ -58,6 +59,10 @@ def test_a_run_of_each(tmp_path, name):
         torch.testing.assert_close(trained.head.m, wanted)
     if name in ("balanced-softmax", "logit-adjustment"):
         torch.testing.assert_close(trained.head.offsets, offsets_from_counts(counts))
+
+
+def low_ones(counts):
+    return margins_from_counts(counts, low=0.02, high=0.2)
 
 
 class Stop(Exception):
@@ -108,8 +113,8 @@ def test_exported_with_its_state_and_offsets_absent(tmp_path):
             {"class_margins": "power:high=2", "head": "sphereface", "set": {"m": 3.0}},
             lambda n: margins_from_counts(n, low=1.1, high=2.0),
         ),
-        ({"class_margins": "power:low=0.1,high=0.2", "head": "adaface"}, lambda n: margins_from_counts(n, low=0.1, high=0.2)),
-        ({"class_margins": "power:low=0.1,high=0.2", "head": "ldam"}, lambda n: margins_from_counts(n, low=0.1, high=0.2)),
+        ({"class_margins": "power:high=0.2", "head": "adaface"}, low_ones),
+        ({"class_margins": "power:high=0.2", "head": "ldam"}, low_ones),
     ],
     ids=str,
 )  # fmt: skip
@@ -216,13 +221,31 @@ def test_length_angle(tmp_path, run):
     assert watch.correlation(one, torch.arange(5.0)) == 0
 
 
-def test_fine_tuning_with_a_large_margin(tmp_path, capsys):
-    """As docs/training.md says: the network of a run, m raised at once, few epochs, a low rate."""
-    train(Config(**QUICK, set={"m": 0.2, "scale": 8.0}), tmp_path / "first", data=uneven(), quiet=True)
-    config = Config(**{**QUICK, "epochs": 1}, init=str(tmp_path / "first"), set={"m": 0.5, "scale": 8.0}, lr=1e-4)
-    train(config, tmp_path / "fine", data=uneven(), quiet=True)
-    first, fine = load(tmp_path / "first", "last"), load(tmp_path / "fine", "last")
+def test_fine_tuning_with_a_large_margin(tmp_path):
+    """As docs/training.md says: network and class vectors of a run, m raised at once, few epochs, a low rate."""
+    first = tmp_path / "first"
+    train(Config(**QUICK, set={"m": 0.2, "scale": 8.0}), first, data=uneven(), quiet=True)
+    small = {**QUICK, "epochs": 1, "lr": 1e-5, "init": str(first), "set": {"m": 0.5, "scale": 8.0}}
+    train(Config(**small, init_head=True), tmp_path / "fine", data=uneven(), quiet=True)
+    train(Config(**small), tmp_path / "new", data=uneven(), quiet=True)
+    before, fine, new = (load(tmp_path / name) for name in ("first", "fine", "new"))
     assert fine.head.margin == ArcFace(0.5)
-    for a, b in zip(first.network.parameters(), fine.network.parameters(), strict=True):
-        assert (a - b).abs().max() < 5e-3
-    assert isinstance(first.head.margin, ArcFace | CosFace)
+    for a, b in zip(before.network.parameters(), fine.network.parameters(), strict=True):
+        assert (a - b).abs().max() < 1e-3
+    assert (before.head.weight - fine.head.weight).abs().max() < 1e-3
+    assert (before.head.weight - new.head.weight).abs().max() > 1e-2
+    for settings, words in (
+        ({**small, "seed": 1}, None),
+        ({**small, "dim": 9, "init": str(first)}, "does not fit"),
+        ({**small, "set": {"centres": 2}}, "Use the same dim and centres"),
+    ):
+        folder = tmp_path / str(settings)[-20:].replace("/", "-")
+        if words is None:
+            train(Config(**settings, init_head=True), folder, data=uneven(), quiet=True)  # a closed set's classes
+            continue
+        with pytest.raises(ValueError, match=words):
+            train(Config(**settings, init_head=True), folder, data=uneven(), quiet=True)
+    with pytest.raises(ValueError, match="init_head needs init"):
+        Config(init_head=True)
+    with pytest.raises(ValueError, match="trained on other classes"):
+        start_head_from(new.head, first, ("a", "b"))

@@ -172,25 +172,3 @@ def rate_at(config: Config, step: int, total: int, warmup: int) -> float:
         gamma=config.lr_gamma,
         floor=config.lr_floor,
     )
-
-
-def part_for(network: nn.Module, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return those tensors of a file that are the network's, whatever module they were in; all, where none fit."""
-    own = list(network.state_dict())
-    ends = [name.removesuffix(own[0]) for name in tensors if own and name.endswith(own[0])]
-    begin = next((p for p in ends if all(p + name in tensors for name in own)), None)
-    return tensors if begin is None else {name: tensors[begin + name] for name in own}
-
-
-def start_from(network: nn.Module, weights: dict[str, torch.Tensor], where: str) -> None:
-    """Load a network's weights; an error names what does not fit."""
-    own = network.state_dict()
-    wrong = [k for k in own if k not in weights or weights[k].shape != own[k].shape] + [
-        k for k in weights if k not in own
-    ]
-    if wrong:
-        raise ValueError(
-            f"init: the network of {where} does not fit: {len(wrong)} tensors differ, first {wrong[0]!r}. "
-            "Use the same model, dim, size and color."
-        )
-    network.load_state_dict(weights)

@@ -90,6 +90,7 @@ class Config:
     init: str | None = setting(
         None, "a run, or a file of tensors (pt, pth, ckpt, safetensors), whose network to start from"
     )
+    init_head: bool = setting(False, "with init, a run on the same classes: take its class vectors too")
     head: str = setting("arcface", "a head of the family, see hypermargin.list_heads()")
     set: dict[str, Any] = setting({}, "an override of the head, like m=0.4 or scale=32; repeatable")
     settings: str = setting(
@@ -197,6 +198,8 @@ class Config:
                 f"sample_rate = {self.sample_rate:g} needs optimizer = sgd, which leaves the classes that take no "
                 f"part in a step alone; got {self.optimizer}."
             )
+        if self.init_head and self.init is None:
+            raise ValueError("init_head needs init, the run whose class vectors to start from.")
         check_overrides(self.head, self.set)
         check_class_margins(self.head, self.class_margins, self.set)
 
