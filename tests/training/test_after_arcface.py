@@ -65,7 +65,7 @@ def low_ones(counts):
     return margins_from_counts(counts, low=0.02, high=0.2)
 
 
-class Stop(Exception):
+class CutError(Exception):
     """A run that is cut off."""
 
 
@@ -77,11 +77,11 @@ def test_resumed_to_the_bit(tmp_path, name, monkeypatch):
 
     def until(self, *given):
         if self.step == 4:
-            raise Stop
+            raise CutError
         step(self, *given)
 
     monkeypatch.setattr(Trainer, "_train_step", until)
-    with pytest.raises(Stop):
+    with pytest.raises(CutError):
         train(config, tmp_path / "cut", data=uneven(), quiet=True)
     monkeypatch.undo()
     train(config, tmp_path / "cut", data=uneven(), resume=True, quiet=True)

@@ -69,7 +69,7 @@ def named(name: str) -> Margin:
         return FAMILY[name].margin
     if name not in margins.names():
         known = [*margins.names(), *(head for head, recipe in FAMILY.items() if recipe.unit_features)]
-        raise ValueError(f"margin: there is no margin or head {name!r}.{checks.near(name, known)}")
+        raise ValueError(f"unknown margin or head {name!r}.{checks.near(name, known)}")
     return margins.get(name)()
 
 

@@ -42,10 +42,13 @@ def advise(
       hypermargin advise --classes 10000 --dim 512 --margin adaface
     """
     from hypermargin.advise import band_width, recommend
+    from hypermargin.advise.usual import named
     from hypermargin.margins import number_fields
 
     with plain_errors():
         numbers = {} if m is None else {"m": m}
+        if m is not None and "m" not in named(margin).m_names:
+            raise ValueError(f"--m sets the m of a margin with one number; {margin!r} has not. Leave --m out.")
         advice = recommend(classes, dim, margin=margin, numbers=numbers, probability=probability, angle=angle)
         square = band_width(advice.margin, math.pi / 2)
 

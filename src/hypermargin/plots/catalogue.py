@@ -81,7 +81,8 @@ def read_margin(text: str) -> Margin:
         if key not in known:
             takes = ", ".join(known) or "nothing"
             raise ValueError(f"{name} has no {key!r}; it takes {takes}.{checks.near(key, known)}")
-    return dataclasses.replace(kinds[name], **numbers)
+    found: Margin = dataclasses.replace(kinds[name], **numbers)
+    return found
 
 
 def read_margins(texts: Sequence[str]) -> list[Margin]:

@@ -32,9 +32,7 @@ def part_for(network: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor
 def start_head_from(head: MarginHead, run: Path, classes: Sequence[str]) -> None:
     """Copy the class vectors of a run with the same classes; of a sharded head, those held here."""
     if run.is_file():
-        raise ValueError(
-            f"init_head: {run} is a file; class vectors come with a run. Leave init_head out."
-        )
+        raise ValueError(f"init_head: {run} is a file; class vectors come with a run. Leave init_head out.")
     if tuple(About.read(run).classes) != tuple(classes):
         raise ValueError(
             f"init_head: {run} was trained on other classes. Take the same data, split and seed, or leave it out."
