@@ -39,6 +39,7 @@ ALL_MARGINS = [margins.get(name)() for name in margins.names()] + [
 ]
 PUBLISHED_VARIANTS = [ArcFace(0.5, beyond=b) for b in BEYOND if b != "smooth"] + [
     SphereFace(4.0, beyond="none"),
+    SphereFace(1.5, beyond="flat"),
     SphereFace(1.35, beyond="none"),
     Combined(1.0, 0.3, 0.2, beyond="none"),
 ]

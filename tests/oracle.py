@@ -29,6 +29,10 @@ def psi_and_slopes(margin, theta, m):
         u = m[0] * theta
         if margin.beyond == "none":
             value, slope, by_m = np.cos(u), -m[0] * np.sin(u), -theta * np.sin(u)
+        elif margin.beyond == "flat":
+            value, slope, by_m = L(-1), L(0), L(0)
+            if u <= PI:
+                value, slope, by_m = np.cos(u), -m[0] * np.sin(u), -theta * np.sin(u)
         else:
             k = int(np.floor(u / PI))
             sign = -1 if k % 2 else 1
@@ -62,6 +66,17 @@ def psi_and_slopes(margin, theta, m):
     if isinstance(margin, hm.SphereFace2):
         half = (1 + cos) / 2
         return 2 * half ** L(margin.t) - 1 - m[0], -L(margin.t) * half ** (L(margin.t) - 1) * sin, [L(-1)]
+    if isinstance(margin, hm.MagFace):  # without a head, so of the shortest feature
+        value, slope, by_m = psi_and_slopes(hm.ArcFace(0.0, margin.beyond), theta, m[:1])
+        return value, slope, [*by_m, L(0)]
+    if isinstance(margin, hm.X2Softmax):
+        off = theta - L(margin.h)
+        return L(margin.a) * off**2 + L(margin.k), 2 * L(margin.a) * off, []
+    if isinstance(margin, hm.ExpFace):
+        share = max(theta / PI, L(1e-12))
+        u = PI * share ** m[0]
+        by_theta = m[0] * share ** (m[0] - 1) if theta / PI > L(1e-12) else L(0)
+        return np.cos(u), -np.sin(u) * by_theta, [-np.sin(u) * u * np.log(share)]
     if isinstance(margin, hm.AdaFace):  # without a head, so of ordinary length: CosFace but for the ends
         edge = L(1e-3)
         inside = edge < theta < PI - edge

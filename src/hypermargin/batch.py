@@ -216,14 +216,22 @@ def target_of(rows: ScaledRows, label_rows: Tensor, table: ClassTable) -> Target
 
 
 def threshold_of(margin: MarginAtRows, rows: ScaledRows, table: ClassTable) -> Tensor:
-    """Return the margined cosine of the first label, (N, 1), without gradient: what a rule may compare rivals with.
-
-    It is needed before the pass over the classes, so the rows of the labels are looked at once more.
-    """
-    with torch.no_grad():  # as a decorator, torch.compile could not follow it
-        w = widen(table.label_rows(table.weight), rows.f.dtype)
-        angle = target_of(rows, unit(w) if table.unit else w, table).angle
+    """Return the margined cosine of the first label, (N, 1), without gradient, for rules to compare rivals with."""
+    with torch.no_grad():
+        angle = _angle_beforehand(rows, table)
         return table.own((angle.cos() + margin.lift(angle))[:, :1])
+
+
+def cosine_of(rows: ScaledRows, table: ClassTable) -> Tensor:
+    """Return the cosine of the first label, (N, 1), without gradient, for margins that depend on it."""
+    with torch.no_grad():
+        return table.own(_angle_beforehand(rows, table).cos()[:, :1])
+
+
+def _angle_beforehand(rows: ScaledRows, table: ClassTable) -> Tensor:
+    """Return the angles of the labels before the pass over the classes: their rows are looked at once more."""
+    w = widen(table.label_rows(table.weight), rows.f.dtype)
+    return target_of(rows, unit(w) if table.unit else w, table).angle
 
 
 def share_of(

@@ -15,6 +15,7 @@ from hypermargin.batch import (
     check_batch,
     check_cosines,
     column,
+    cosine_of,
     row_losses,
     scale_rows,
     share_of,
@@ -124,7 +125,9 @@ def margin_softmax(
     with full_precision(features):
         table = layout.table(weight, batch, unit=unit_weight, bias=bias, centres=centres)
         rows = scale_rows(batch, table, layout, unit_features=unit_features)  # f = s·x̂ or s·x
-        facts = RowFacts(rows.x, rows.norm, batch.y, layout.shared)
+        facts = RowFacts(
+            rows.x, rows.norm, batch.y, lambda: layout.sum(cosine_of(rows, table)).squeeze(1), layout.shared
+        )
         psi = margin.at(row_margin(table.margins(batch.m, rows.x.dtype), facts), lam, gradient)
         threshold = layout.sum(threshold_of(psi, rows, table)) if rule.needs_threshold else None
         rivals = table.rivals(backend, rows.f, rule.at(rows.length, threshold), rival_sum=label_smoothing > 0)

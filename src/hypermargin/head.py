@@ -143,7 +143,8 @@ class MarginHead(nn.Module):
         else:
             self._hold("offsets", self._own(checks.class_offsets(class_offsets, classes)), device)
         self.row_margin = margin.row_margin().to(device)
-        self.row_terms = nn.ModuleList(checked_terms(row_terms)).to(device)
+        own_term = margin.row_term()
+        self.row_terms = nn.ModuleList([*checked_terms(row_terms), *([own_term] if own_term else [])]).to(device)
         self.schedules = nn.ModuleList(checked_schedules(schedule, unit_weight)).to(device)
         self._reset_own()
 

@@ -318,3 +318,15 @@ class Reading:
         if self._last is None or self._last[0] is not x or self._last[1] != x._version:
             self._last = (x, x._version, float(x))
         return self._last[2]
+
+
+def hashed(x: Tensor) -> Tensor:
+    """Return a hash of 32 bits of every whole number, in int64: each bit of x affects all bits of the result.
+
+    It is murmur3's finalizer of the low 32 bits. Random numbers from it are the same on every device and rank.
+    """
+    low = 0xFFFFFFFF
+    x = x & low
+    x = ((x ^ (x >> 16)) * 0x85EBCA6B) & low
+    x = ((x ^ (x >> 13)) * 0xC2B2AE35) & low
+    return x ^ (x >> 16)

@@ -144,8 +144,19 @@ class HeadOverrides(TypedDict, total=False):
     beyond: str
     h: float
     momentum: float
+    l_m: float
+    u_m: float
+    l_a: float
+    u_a: float
+    lambda_g: float
+    sigma: float
+    pairing: str
+    a: float
+    k: float
     t: float
     kind: str
+    counts: Any
+    tau: float
     positive: float
     weight: float
     margin: Margin
@@ -188,7 +199,7 @@ def setting_names() -> list[str]:
 OTHER_NAMES = {
     "s": "scale", "gamma": "scale", "embedding_size": "dim", "in_features": "dim", "num_classes": "classes",
     "out_features": "classes", "num_subcenters": "centres", "sub_centers": "centres", "K": "centres",
-    "easy_margin": 'beyond="easy" of ArcFace', "loss_weight": "a factor on the loss you get",
+    "t_alpha": "momentum", "easy_margin": 'beyond="easy" of ArcFace', "loss_weight": "a factor on the loss you get",
 }  # fmt: skip
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from hypermargin import checks
-from hypermargin.margins import RowFacts
+
+if TYPE_CHECKING:
+    from hypermargin.margins import RowFacts
 
 
 class RowTerm(Protocol):
@@ -52,3 +54,25 @@ class RingLoss(nn.Module):
     def extra_repr(self) -> str:
         """Return its settings on one line."""
         return f"weight={self.weight:g}"
+
+
+class MagFaceTerm(nn.Module):
+    """weight·(a/longest² + 1/a), a = clip(|x|, shortest, longest): draws lengths up, and is least at the longest.
+
+    Meng et al. 2021 (arXiv:2103.06627). `margins.MagFace` brings it along.
+    """
+
+    def __init__(self, weight: float = 35.0, shortest: float = 10.0, longest: float = 110.0) -> None:
+        super().__init__()
+        for name, value in (("weight", weight), ("shortest", shortest), ("longest", longest)):
+            checks.positive(f"MagFaceTerm({name}=…)", value)
+        self.weight, self.shortest, self.longest = weight, shortest, longest
+
+    def forward(self, rows: RowFacts) -> Tensor:
+        """Return weight·(a/longest² + 1/a) of each row, (N,)."""
+        a = rows.norm.squeeze(1).clamp(self.shortest, self.longest)
+        return self.weight * (a / self.longest**2 + 1 / a)
+
+    def extra_repr(self) -> str:
+        """Return its settings on one line."""
+        return f"weight={self.weight:g}, shortest={self.shortest:g}, longest={self.longest:g}"

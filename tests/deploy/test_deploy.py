@@ -11,6 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from cases import needed
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -44,7 +45,7 @@ def made(model="mlp", shape=GRAY, head="arcface", scaling=None, network=None, cl
         if isinstance(module, nn.BatchNorm2d):  # else it would be the identity
             nn.init.uniform_(module.running_mean, -0.2, 0.2)
             nn.init.uniform_(module.running_var, 0.5, 2.0)
-    made_head = hm.create_head(head, dim, len(classes), **overrides)
+    made_head = hm.create_head(head, dim, len(classes), **needed(head, len(classes)), **overrides)
     if made_head.bias is not None:
         nn.init.normal_(made_head.bias)
     scaling = scaling or (Scaling() if len(shape) == 3 else Scaling(0.0, 1.0))
@@ -78,6 +79,7 @@ def by_hand(trained, raw):
     weight = head.weight.double().numpy()
     weight = weight / np.sqrt((weight**2).sum(1, keepdims=True)) if head.settings.unit_weight else weight
     logits = float(head.current_scale()) * (unit if head.settings.unit_features else features) @ weight.T
+    logits = logits.reshape(len(logits), head.classes, -1).max(2)
     logits = logits if head.bias is None else logits + head.bias.double().numpy()
     odds = np.exp(logits - logits.max(1, keepdims=True))
     return {"embedding": unit, "norm": norm, "probability": odds / odds.sum(1, keepdims=True)}

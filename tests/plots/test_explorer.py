@@ -145,9 +145,10 @@ def slider(page, name, kind="range"):
 
 def test_heads_are_the_family():
     heads = {head["name"]: head for head in explorer.heads()}
-    assert list(heads) == list(FAMILY)
+    classic = {name: recipe for name, recipe in FAMILY.items() if recipe.group == "classic"}
+    assert list(heads) == list(classic)  # of the others ψ is of another form, or does not tell all
     theta = torch.linspace(0, math.pi, 50, dtype=torch.float64)
-    for name, recipe in FAMILY.items():
+    for name, recipe in classic.items():
         head = heads[name]
         assert torch.allclose(Combined(head["m1"], head["m2"], head["m3"]).psi(theta), recipe.margin.psi(theta))
         assert (head["s"], head["unit_features"]) == (recipe.scale, recipe.unit_features)

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from cases import needed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -86,7 +87,7 @@ def groups_of(optimizer):
     return {group["name"]: group for group in optimizer.param_groups}
 
 
-HEADS = [(name, {}) for name in list_heads()] + [
+HEADS = [(name, needed(name, 5)) for name in list_heads()] + [
     ("arcface", {"learn_margin": True, "learn_scale": True, "bias": True}),
     ("combined", {"learn_margin": True, "class_margins": torch.tensor([[1.0, 0.3, 0.2]]).repeat(5, 1)}),
 ]

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from cases import needed, per_class
 from torch import nn
 
 import hypermargin as hm
@@ -45,6 +46,8 @@ def records(folder, kind):
     return [line for line in lines if line["kind"] == kind]
 
 
+BY_OFFSETS = ("balanced-softmax", "logit-adjustment")
+
 # Settings
 
 
@@ -52,7 +55,7 @@ def records(folder, kind):
 @pytest.mark.parametrize("model", ["lenet++", "mlp"])
 def test_defaults_follow_the_head(head, model):
     images = from_arrays(np.zeros((8, 8, 8), np.uint8), np.arange(8) % 4, name="zeros")
-    free = head in ("softmax", "l-softmax", "modified-softmax", "a-softmax", "sphereface")
+    free = head in ("softmax", "l-softmax", "modified-softmax", "a-softmax", "sphereface") or head in BY_OFFSETS
     config = resolve(Config(head=head, model=model, dim=8), images)
     assert config.weight_decay == (3.0 if free and model == "lenet++" else 0.05)
     assert resolve(Config(head=head, model=model, weight_decay=0.1), images).weight_decay == 0.1
@@ -141,14 +144,14 @@ def test_the_head_as_resolved_is_the_head_of_the_saved_settings(name):
     head = build_head(config, 50)
     again = build_head(from_dict(tomllib.loads(config.to_toml())), 50)
     assert str(head) == str(again)
-    if hm.create_head(name, 16, 50).settings.unit_features:
+    if head.settings.unit_features:
         advice = hm.advise.recommend(50, 16, margin=head.margin)
         assert head.scale.item() == pytest.approx(advice.s)
         assert reasons
     else:
         assert config.set == {}
     paper = build_head(resolve_head(Config(head=name, dim=16, settings="paper"), 50)[0], 50)
-    assert str(paper) == str(hm.create_head(name, 16, 50, check=False))
+    assert str(paper) == str(hm.create_head(name, 16, 50, check=False, **needed(name, 50)))
 
 
 def test_overrides_of_the_head():
@@ -273,24 +276,27 @@ def test_head_alone_on_ready_made_embeddings(tmp_path):
 @pytest.mark.parametrize("name", hm.list_heads())
 def test_what_is_watched(name):
     torch.manual_seed(0)
-    head = hm.create_head(name, 7, 11)
+    head = hm.create_head(name, 7, 11, **needed(name, 11))
     nn.init.normal_(head.weight)
     if head.bias is not None:
         nn.init.normal_(head.bias)
     x, y = 3 * torch.randn(50, 7), torch.randint(0, 11, (50,))
     seen = watch.numbers(watch.look(head, x, y))
-    angles = (F.normalize(x) @ F.normalize(head.weight.detach()).T).acos()
+    angles = per_class(F.normalize(x) @ F.normalize(head.weight.detach()).T, head).acos()
     own = angles.gather(1, y[:, None])[:, 0]
     rival = angles.scatter(1, y[:, None], 9.0).amin(1)
     assert seen["accuracy"] == pytest.approx(float((head.logits(x).argmax(1) == y).float().mean()))
     assert seen["angle"] == pytest.approx(math.degrees(own.mean()), rel=1e-4)
     assert seen["rival_angle"] == pytest.approx(math.degrees(rival.mean()), rel=1e-4)
     norms = x.norm(dim=1)
+    both = float(np.corrcoef(norms, own)[0, 1])
+    assert seen["length_angle"] == pytest.approx(both, abs=1e-4)
     for name_, q in watch.QUANTILES.items():
         expected = torch.quantile(norms, q, interpolation="nearest")
         assert seen[name_] == pytest.approx(float(expected), rel=1e-6)
     m = head.margin.m
-    u = {"arcface": lambda: own + m, "sphereface": lambda: m * own, "combined": lambda: m[0] * own + m[1]}
+    u = dict.fromkeys(("arcface", "elasticface-arc"), lambda: own + m)
+    u |= {"sphereface": lambda: m * own, "combined": lambda: m[0] * own + m[1]}
     if head.margin.name in u:
         assert seen["past_fold"] == pytest.approx(float((u[head.margin.name]() > math.pi).float().mean()))
     else:

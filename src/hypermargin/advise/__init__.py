@@ -3,7 +3,8 @@
     bounds   what the number of classes and the dimension allow, whatever is trained
     bands    what a margin does between two classes, and which margins do the same
     rule     `recommend`: a scale and a margin
-    reasons  the sentences that say why
+    usual    the margins that people use, by name
+    reasons  the sentences that say why; own, those about a loss's own numbers
     machines `step_cost`: time and memory of a step with the classes on several GPUs
 
 Angles are radians. Everything here is a few lines of arithmetic on plain numbers.

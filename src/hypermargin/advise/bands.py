@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from hypermargin import checks
-from hypermargin.margins import ArcFace, Combined, CosFace, Margin, NoMargin, SphereFace
+from hypermargin.margins import ArcFace, Combined, CosFace, Margin, NoMargin, SphereFace, SphereFace2
 from hypermargin.scales import check_angle, psi_at
 
 
@@ -51,15 +51,22 @@ def _closed_boundary(margin: Margin, theta12: float) -> float | None:
 def _numeric_boundary(margin: Margin, theta12: float) -> float:
     """Find b by bisection: ψ(θ1) − cos(θ12 − θ1) falls all the way, from ψ(0) − cos θ12 to ψ(θ12) − 1 ≤ 0."""
     low, high = 0.0, theta12
-    if psi_at(margin, 0.0) < math.cos(theta12):
+    if psi_at(margin, 0.0) < rival_at(margin, theta12):
         return 0.0
     for _ in range(60):
         middle = (low + high) / 2
-        if psi_at(margin, middle) >= math.cos(theta12 - middle):
+        if psi_at(margin, middle) >= rival_at(margin, theta12 - middle):
             low = middle
         else:
             high = middle
     return (low + high) / 2
+
+
+def rival_at(margin: Margin, theta: float) -> float:
+    """Return what a rival at this angle counts as beside the margin: its cosine, of SphereFace2 g(cos θ) + m."""
+    if isinstance(margin, SphereFace2):
+        return 2 * math.pow((1 + math.cos(theta)) / 2, margin.t) - 1 + margin.m
+    return math.cos(theta)
 
 
 @dataclass(frozen=True)

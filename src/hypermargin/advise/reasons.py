@@ -79,7 +79,7 @@ def margin(advice: Recommendation, *, usual: Margin | None, plain_s: float) -> l
     band = f"Margin: between centres {_degrees(phi)} apart its band is {_degrees(width)} wide"
     if width > phi / 2 * (1 + 1e-9):
         band += ", more than half: wider than the classes it leaves. Take a smaller m."
-    elif usual is not None and usual != advice.margin:
+    elif usual is not None and usual.m != advice.margin.m:
         band += f". m was lowered from {usual.m} so that the band is not wider than the classes."
     else:
         band += "."

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from hypermargin import checks, margins
-from hypermargin.advise import reasons
-from hypermargin.advise.bands import band_width, equivalent_margin
+from hypermargin import checks
+from hypermargin.advise import own, reasons
+from hypermargin.advise.bands import band_width, rival_at
 from hypermargin.advise.bounds import loss_floor
-from hypermargin.margins import ArcFace, CosFace, Margin, NoMargin, SphereFace
+from hypermargin.advise.usual import choose, named, settled
+from hypermargin.margins import Margin, NoMargin, SphereFace2
 from hypermargin.scales import check_angle, check_probability, largest_angle, lower_bounds, psi_at, typical_angle
-
-# What people use where nothing speaks against it. ArcFace's and CosFace's are the same band at π/2. SphereFace's
-# goes with a fixed scale (OpenSphere); the paper's 4 needs its λ.
-USUAL: dict[str, Margin] = {
-    "none": NoMargin(),
-    "arcface": ArcFace(0.5),
-    "cosface": CosFace(0.35),
-    "sphereface": SphereFace(1.7),
-}
 
 
 @dataclass(frozen=True)
@@ -34,7 +27,7 @@ class Recommendation:
     angle: float  # θ of the rule: how far a typical sample is from its centre
     centre_angle: float  # φ: the nearest centres at the best packing
     width: float  # of the band between two centres at φ
-    floor: float  # the least mean loss at this s and m
+    floor: float  # the least mean loss at this s and m; nan where it is not softmax's
     reasons: tuple[str, ...] = ()
 
     @property
@@ -50,10 +43,12 @@ def recommend(
     margin: str | Margin = "arcface",
     probability: float = 0.99,
     angle: float | None = None,
+    numbers: Mapping[str, float] | None = None,
 ) -> Recommendation:
     """Recommend a scale and a margin to start from, with the reasons.
 
-    `margin` is a registered name (m is then chosen) or a Margin (taken as it is). The scale is the smallest with
+    `margin` is the name of a margin or head (m is then chosen, but for `numbers` given, such as {"m": 0.3}) or a
+    Margin (taken as it is). The scale is the smallest with
 
         p_y ≥ P     predicted for a sample on its centre, the centres forming a simplex     (P = `probability`)
         p_y ≥ P     for the same sample against its nearest rival alone, at φ = largest_angle(classes, dim):
@@ -73,8 +68,11 @@ def recommend(
     phi = largest_angle(classes, dim)
     if phi == 0:
         raise ValueError(f"dim = 1 has room for 2 centres; got classes = {classes}. Take dim ≥ 2.")
-    chosen = margin if isinstance(margin, Margin) else _usual(margin, phi)
-    if psi_at(chosen, 0.0) <= math.cos(phi):
+    if isinstance(margin, Margin) and numbers:
+        raise ValueError("numbers are for a margin given by name; got a Margin, which has its own.")
+    numbers = numbers or {}
+    chosen = margin if isinstance(margin, Margin) else choose(margin, phi, dim, numbers)
+    if psi_at(chosen, 0.0) <= rival_at(chosen, phi):
         raise ValueError(
             f"margin {chosen} cannot be met: {classes} centres in {dim} dimensions are at most {phi:.3g} rad "
             f"apart, so even a sample on its centre misses it. ArcFace's m must stay below {phi:.3g}, CosFace's "
@@ -82,6 +80,8 @@ def recommend(
         )
     theta = min(typical_angle(classes), phi / 2) if angle is None else angle
     scales = lower_bounds(classes, phi, chosen, probability, theta)
+    if isinstance(margin, str):
+        chosen = settled(chosen, scales.s, numbers)
     advice = Recommendation(
         classes=classes,
         dim=dim,
@@ -91,7 +91,7 @@ def recommend(
         angle=theta,
         centre_angle=phi,
         width=band_width(chosen, phi),
-        floor=loss_floor(classes, scales.s, chosen),
+        floor=math.nan if isinstance(chosen, SphereFace2) else loss_floor(classes, scales.s, chosen),
     )
     said = [
         *reasons.scale(advice, scales),
@@ -99,20 +99,9 @@ def recommend(
         *reasons.experience(advice, scales, guessed=angle is None),
         *reasons.margin(
             advice,
-            usual=None if isinstance(margin, Margin) else USUAL.get(margin),
+            usual=None if isinstance(margin, Margin) or numbers else named(margin),
             plain_s=lower_bounds(classes, phi, NoMargin(), probability, theta).s,
         ),
+        *own.reasons(margin if isinstance(margin, str) else "", advice),
     ]
     return replace(advice, reasons=tuple(said))
-
-
-def _usual(name: str, phi: float) -> Margin:
-    """Return the usual margin of that name, made smaller where its band would be more than half of φ."""
-    usual = USUAL[name] if name in USUAL else margins.get(name)()
-    if band_width(usual, phi) > phi / 2:
-        most = equivalent_margin(phi, arcface=phi / 2)
-        if isinstance(usual, ArcFace):
-            return ArcFace(most.arcface)
-        if isinstance(usual, CosFace):
-            return CosFace(most.cosface)
-    return usual

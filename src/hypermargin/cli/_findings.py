@@ -24,6 +24,7 @@ from hypermargin.training.evaluation import (
     familiar,
     features_of,
     kept_promises,
+    lengths_against_angles,
     margin_of,
     prototypes,
     score_pairs,
@@ -63,6 +64,8 @@ class Findings:
             if not familiar:
                 raise ValueError(f"the {part} part: {error}") from None
             say(f"the {part} part has no pairs to compare: {error}")
+        if len(parts.split.train):
+            self._add_lengths(parts)
         try:
             self._add_training(parts)
         except ValueError as error:
@@ -80,6 +83,17 @@ class Findings:
             *(("confused", f"{a} taken for {b}: {count:,}") for a, b, count in found.confused),
         ]
         self.sections.append(Section("classification", (), lines))
+
+    def _add_lengths(self, parts: Parts) -> None:
+        """Add whether longer features lie closer to their class, and a warning where a margin supposes it."""
+        found = lengths_against_angles(parts)
+        self.document["length_angle"] = dataclasses.asdict(found)
+        closer = "longer features lie closer" if found.angle < 0 else "longer features do not lie closer"
+        line = f"{found.angle:+.3f} ({closer})" if found.angle else "0: the lengths do not differ"
+        title = f"length of the feature, {found.samples:,} training samples"
+        self.sections.append(Section(title, (), [("correlation with the angle to the own class", line)]))
+        if found.doubt:
+            say(f"warning: {found.doubt}")
 
     def _add_training(self, parts: Parts) -> None:
         """Add whether training did what it promised to the samples it was done with."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -12,16 +12,14 @@ from rich.text import Text
 
 from hypermargin.cli._app import app, plain_errors
 
-if TYPE_CHECKING:
-    from hypermargin.margins import Margin
-
 
 @app.command()
 def advise(
     classes: Annotated[int, typer.Option(help="How many classes there are to train on.")],
     dim: Annotated[int, typer.Option(help="The embedding's dimension.")],
     margin: Annotated[
-        str, typer.Option(help="none, arcface, cosface, sphereface, or another registered margin.")
+        str,
+        typer.Option(help="none, arcface, cosface, sphereface, or another margin or head, as adaface."),
     ] = "arcface",
     m: Annotated[
         float | None, typer.Option("--m", help="Take this m (ArcFace: radians) instead of choosing one.")
@@ -41,12 +39,17 @@ def advise(
       hypermargin advise --classes 1000 --dim 128 --margin cosface
       hypermargin advise --classes 1000 --dim 128 --margin arcface --m 0.3
       hypermargin advise --classes 10 --dim 2 --margin none
+      hypermargin advise --classes 10000 --dim 512 --margin adaface
     """
     from hypermargin.advise import band_width, recommend
+    from hypermargin.advise.usual import named
+    from hypermargin.margins import number_fields
 
     with plain_errors():
-        chosen = margin if m is None else _margin(margin, m)
-        advice = recommend(classes, dim, margin=chosen, probability=probability, angle=angle)
+        numbers = {} if m is None else {"m": m}
+        if m is not None and "m" not in named(margin).m_names:
+            raise ValueError(f"--m sets the m of a margin with one number; {margin!r} has not. Leave --m out.")
+        advice = recommend(classes, dim, margin=margin, numbers=numbers, probability=probability, angle=angle)
         square = band_width(advice.margin, math.pi / 2)
 
     table = Table(title=f"{classes} classes in {dim} dimensions", title_justify="left", show_header=False, box=None)
@@ -55,24 +58,18 @@ def advise(
     table.add_row("scale s", f"{advice.s:g}")
     table.add_row("margin", f"{advice.margin.name}: ψ(θ) = {advice.margin.formula}")
     table.add_row("m", _numbers(advice.m))
+    for field in number_fields(type(advice.margin)):
+        if field.name not in advice.margin.m_names:
+            table.add_row(field.name, f"{getattr(advice.margin, field.name):.4g}")
     table.add_row("nearest centres", f"{_angle(advice.centre_angle)} apart at best")
     table.add_row("band between them", f"{_angle(advice.width)} wide; {_angle(square)} between centres at 90°")
-    table.add_row("loss floor", f"{advice.floor:.3g}, the least mean loss of balanced classes")
+    if not math.isnan(advice.floor):
+        table.add_row("loss floor", f"{advice.floor:.3g}, the least mean loss of balanced classes")
     console = Console(highlight=False)
     console.print(table)
     console.print()
     for reason in advice.reasons:
         console.print(_bullet(reason))
-
-
-def _margin(name: str, m: float) -> Margin:
-    """Return the registered margin with this m."""
-    from hypermargin import margins
-
-    kind = margins.get(name)
-    if "m" not in [field.name for field in margins.number_fields(kind)]:
-        raise ValueError(f"--m sets the m of a margin with one number; {name!r} has not. Leave --m out.")
-    return kind(m=m)  # type: ignore[call-arg]  # checked above
 
 
 def _numbers(m: float | tuple[float, ...] | None) -> str:

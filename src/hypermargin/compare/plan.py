@@ -17,6 +17,7 @@ from hypermargin.family import list_heads
 from hypermargin.files import write_text
 from hypermargin.plots.snapshots import DIGITS, FLAT
 from hypermargin.training import RunError, paths
+from hypermargin.training.by_counts import check_class_margins
 from hypermargin.training.config import MANY, Config, from_dict
 from hypermargin.training.head_settings import check_overrides
 from hypermargin.training.run import read_json
@@ -81,6 +82,8 @@ class Plan:
         for head in self.heads:
             name, overrides = parse_call(head, "--head")
             check_overrides(name, overrides)  # an error in it should come now, not from every run
+            if isinstance(rule := self.settings.get("class_margins"), str):
+                check_class_margins(name, rule, overrides)
         slugs = [slug(head) for head in self.heads]
         for head, name in zip(self.heads, slugs, strict=True):
             if slugs.count(name) > 1:

@@ -22,7 +22,7 @@ from hypermargin.estimator.choosing import M, choose, sizes
 from hypermargin.estimator.features import Landmarks, Plain
 from hypermargin.estimator.linear_form import LinearForm, of_difference
 from hypermargin.estimator.objective import Array, Data, row_norms
-from hypermargin.estimator.settings import OUTPUTS, check_rest, is_auto, problem_of
+from hypermargin.estimator.settings import OUTPUTS, check_rest, is_auto, problem_of, why_not
 from hypermargin.estimator.solvers import Problem, State, fit_magnitudes, lbfgs, start, unit
 from hypermargin.estimator.space import Space, settle, uses_kernel
 from hypermargin.estimator.stochastic import Adam, stochastic
@@ -191,6 +191,8 @@ class MarginSoftmaxClassifier(
         if head not in FAMILY:
             raise ValueError(f"head must be one of {', '.join(FAMILY)}; got {head!r}.")
         recipe = FAMILY[head]
+        if (why := why_not(recipe)) is not None:
+            raise ValueError(f"head={head!r} cannot be a classifier of given features: {why}.")
         sides = {"unit_weight": recipe.unit_weight, "unit_features": recipe.unit_features}
         return cls(**({"margin": recipe.margin.name} | sides | parameters))
 

@@ -13,13 +13,19 @@ import numpy as np
 from hypermargin import checks, margins
 from hypermargin.estimator.features import KERNELS
 from hypermargin.estimator.solvers import Problem
+from hypermargin.family import Recipe
 from hypermargin.margins import Margin, NoMargin
+from hypermargin.rules import SOFTMAX
 
 # With features that cannot move, a margin moves the boundary alone; much of it costs accuracy (docs/shallow.md).
 MODEST: dict[str, float | tuple[float, ...]] = {
     "arcface": 0.2,
     "combined": (1.0, 0.1, 0.1),
     "cosface": 0.2,
+    "elasticface-arc": 0.2,
+    "elasticface-cos": 0.2,
+    "expface": 0.9,
+    "magface": (0.2, 0.3),
     "piecewise": 1.2,
     "sphereface": 1.2,
 }
@@ -46,13 +52,26 @@ def margin_of(margin: str | Margin | None, m: float | Sequence[float] | None) ->
     own = found.m
     if own is None:  # as SVC does with a gamma that its kernel has no use for: one grid serves all
         return found
-    names = ["m"] if isinstance(own, float | int) else [f.name for f in margins.number_fields(type(found))]
+    names = found.m_names
     values = list(m) if isinstance(m, Sequence | np.ndarray) and not isinstance(m, str) else [m]
     if len(values) != len(names) or isinstance(m, str):
         allowed = "a number" if len(names) == 1 else f"{len(names)} numbers, {', '.join(names)},"
         raise ValueError(f'm must be {allowed} or "auto" for {type(found).__name__}; got {m!r}.')
     replaced: Margin = dataclasses.replace(found, **dict(zip(names, map(_plain, values), strict=True)))  # type: ignore[type-var]
     return replaced
+
+
+def why_not(recipe: Recipe) -> str | None:
+    """Say what of a head of the family this classifier has not; None where it has all."""
+    if recipe.by_counts:
+        return 'it goes by how frequent classes are. class_weight="balanced" evens them out here'
+    if recipe.rule != SOFTMAX:
+        return f"its rivals count by the rule {recipe.rule.name}, and here by softmax's alone"
+    if recipe.centres > 1:
+        return f"it has {recipe.centres} centres per class, and here a class has one vector"
+    if type(recipe.margin).row_margin is not Margin.row_margin:
+        return "its margin is one of each row, by the length of its feature or drawn, while a network learns"
+    return None
 
 
 def _plain(value: Any) -> Any:

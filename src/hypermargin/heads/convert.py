@@ -77,14 +77,16 @@ def head_from(weights: Weights, name: str, **overrides: Any) -> MarginHead:
         head_from(read("softmax_fc_gpu_0.pt"), "arcface", m=0.5, scale=64.0)
 
     Files of other libraries hold no scale and no margin: give those of the training, as in `create_head`. With
-    `shard=Shard(…)`, every rank gets its slice of the rows.
+    `shard=Shard(…)`, every rank gets its slice of the rows. Heads that go by how frequent a class is need `counts`
+    for files that do not hold what came of them.
     """
     rows = by_class(weights)
     settings = dict(overrides)
     settings.setdefault("bias", "shared" if "bias" in weights.rest else weights.bias is not None)
-    if weights.offsets is not None:
+    counted = "counts" in overrides  # so margins and offsets are those of new counts
+    if weights.offsets is not None and not counted:
         settings.setdefault("class_offsets", weights.offsets)
-    if weights.m is not None:
+    if weights.m is not None and not counted:
         settings.setdefault("class_margins", _first_margins(weights.m, name, overrides))
     settings.setdefault("dtype", weights.weight.dtype)
     head = create_head(name, weights.dim, weights.classes, **settings)
@@ -94,6 +96,7 @@ def head_from(weights: Weights, name: str, **overrides: Any) -> MarginHead:
     # What was said here goes before what the file says.
     mine = {"scale": "scale", "class_margins": "m", "class_offsets": "offsets"}
     said = {key for setting, key in mine.items() if setting in overrides}
+    said |= {key for key in ("m", "offsets") if counted and key in state}
     given = {k: t for k, t in given.items() if k not in said and not k.startswith("optimizer.")}
     for key, tensor in given.items():
         if key not in state or state[key].shape != tensor.shape:

@@ -6,16 +6,24 @@ from hypermargin.margins.adaface import AdaFace
 from hypermargin.margins.arcface import ArcFace
 from hypermargin.margins.combined import Combined
 from hypermargin.margins.cosface import CosFace
+from hypermargin.margins.elasticface import ElasticArcFace, ElasticCosFace
+from hypermargin.margins.expface import ExpFace
+from hypermargin.margins.magface import MagFace
 from hypermargin.margins.nomargin import NoMargin
 from hypermargin.margins.piecewise import Piecewise
 from hypermargin.margins.sphereface import SphereFace
 from hypermargin.margins.sphereface2 import SphereFace2
+from hypermargin.margins.x2softmax import X2Softmax
 
 __all__ = [
     "AdaFace",
     "ArcFace",
     "Combined",
     "CosFace",
+    "ElasticArcFace",
+    "ElasticCosFace",
+    "ExpFace",
+    "MagFace",
     "Margin",
     "MarginAtRows",
     "NoMargin",
@@ -24,6 +32,7 @@ __all__ = [
     "RowMargin",
     "SphereFace",
     "SphereFace2",
+    "X2Softmax",
     "g",
     "get",
     "names",

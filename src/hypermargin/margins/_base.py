@@ -51,6 +51,13 @@ class Margin:
         return None
 
     @property
+    def m_names(self) -> tuple[str, ...]:
+        """The fields that `m` is made of."""
+        if isinstance(self.m, tuple):
+            return tuple(field.name for field in number_fields(type(self)))[: len(self.m)]
+        return () if self.m is None else ("m",)
+
+    @property
     def breaks(self) -> frozenset[str]:
         """Laws of `hypermargin.testing.LAWS` that this variant is known not to keep."""
         return frozenset()
@@ -72,9 +79,8 @@ class Margin:
         if self.m is None:
             return None, None
         limits = {f.name: (f.metadata["low"], f.metadata["high"]) for f in number_fields(type(self))}
-        if isinstance(self.m, tuple):
-            return tuple(low for low, _ in limits.values()), tuple(high for _, high in limits.values())
-        return limits["m"]
+        lows, highs = zip(*(limits[name] for name in self.m_names), strict=True)
+        return (lows, highs) if isinstance(self.m, tuple) else (lows[0], highs[0])
 
     def at(self, m: Tensor | None, lam: float | Tensor, gradient: str) -> MarginAtRows:
         """Return the margin with what it is told of each row: m, λ, and how its gradient is taken."""
@@ -91,6 +97,10 @@ class Margin:
     def row_margin(self) -> RowMargin:
         """Return the module that gives every row its own m; the base's leaves m as it is."""
         return RowMargin()
+
+    def row_term(self) -> nn.Module | None:
+        """Return the row term that belongs to this margin, which every head with it adds; None if there is none."""
+        return None
 
     def __post_init__(self) -> None:
         check_fields(
@@ -143,6 +153,7 @@ class RowFacts(NamedTuple):
     features: Tensor  # (N, d)  as given, float32 or wider; zeros in rows that do not count
     norm: Tensor  # (N, 1)  |x|, with its gradient
     labels: Tensor  # (N, L)  class numbers; −1 in rows that do not count
+    cosine: Callable[[], Tensor]  # call it for the cosine of each row to its first class, (N,), without gradient
     shared: Callable[[Tensor], Tensor] = lambda x: x  # apply it to a parameter that all ranks hold, before use
 
 

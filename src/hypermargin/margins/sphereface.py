@@ -18,14 +18,16 @@ class SphereFace(Margin):
     """ψ(θ) = (λ cos θ + g(mθ)) / (1 + λ), with g(mθ) = (−1)^k cos mθ − 2k on [kπ/m, (k+1)π/m].
 
     m is any real number ≥ 1; at the knots mθ = kπ the two branches meet in value and slope. `beyond="none"`
-    is the bare cos mθ, which turns back up at π/m. λ here is a constant; `schedule.LambdaAnnealing` moves it.
+    is the bare cos mθ, which turns back up at π/m; "flat" stays at −1 from there on. λ here is a constant;
+    `schedule.LambdaAnnealing` moves it. SphereFace-R (Liu et al. 2022, arXiv:2109.05565), m = 1.5, is "smooth" in
+    its version 0 and "flat" in its version 1.
     """
 
     formula = "g(mθ)"
     zero = 1.0
     m: float = number(4.0, 1.0, help="m = 1 is no margin; m < 1 would be a reward for large angles.")
     lam: float = number(0.0, 0.0, help="The share of plain cos θ: ψ = (λ cos θ + g(mθ)) / (1 + λ).")
-    beyond: str = choice("smooth", ("smooth", "none"), help="What follows once mθ passes π.")
+    beyond: str = choice("smooth", ("smooth", "flat", "none"), help="What follows once mθ passes π.")
 
     @property
     def breaks(self) -> frozenset[str]:
@@ -40,7 +42,7 @@ class SphereFace(Margin):
     def psi(self, theta: Tensor, m: Tensor | None = None) -> Tensor:
         """Return ψ(θ) = (λ cos θ + g(mθ)) / (1 + λ)."""
         u = theta * (self.m if m is None else m)
-        carried = g(u) if self.beyond == "smooth" else u.cos()
+        carried = g(u) if self.beyond == "smooth" else (u.clamp(max=math.pi) if self.beyond == "flat" else u).cos()
         return (self.lam * theta.cos() + carried) / (1 + self.lam) if self.lam else carried
 
     def psi_of_cosine(self, cosine: Tensor, m: Tensor | None = None) -> Tensor:
@@ -57,4 +59,6 @@ class SphereFace(Margin):
             knots = [math.cos(i * math.pi / self.m) for i in range(1, int(self.m))]
             k = sum(((cosine <= knot).to(cosine.dtype) for knot in knots), torch.zeros_like(cosine))
             carried = (1 - 2 * (k % 2)) * carried - 2 * k
+        elif self.beyond == "flat":
+            carried = carried.masked_fill(cosine <= math.cos(math.pi / self.m), -1.0)
         return (self.lam * cosine + carried) / (1 + self.lam)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from hypermargin import checks
 from hypermargin.layout import ClassTable, Layout, Share, bias_by_row, by_centre, places, rows_of
+from hypermargin.numerics import hashed
 from hypermargin.parallel.shard import is_in_ddp, never_empty
 from hypermargin.rules import LOG_SUM_EXP, Aggregate
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from hypermargin.batch import Batch
 
 _ROUNDS = 8
-_LOW = 0xFFFFFFFF
 
 
 @dataclass(frozen=True)
@@ -213,30 +213,22 @@ def permuted(ids: Tensor, classes: int, seed: int, step: Tensor) -> Tensor:
     """
     a = math.isqrt(classes - 1) + 1
     b = -(-classes // a)
-    key = _mix(step.to(ids.device) + _mix(torch.full((), seed & _LOW, device=ids.device)))
-    keys = [_mix(key + 0x9E3779B9 * (number + 1)) for number in range(_ROUNDS)]
+    key = hashed(step.to(ids.device) + hashed(torch.full((), seed & 0xFFFFFFFF, device=ids.device)))
+    keys = [hashed(key + 0x9E3779B9 * (number + 1)) for number in range(_ROUNDS)]
 
     def once(x: Tensor) -> Tensor:
         high, low = x // b, x % b
         for number, round_key in enumerate(keys):
             if number % 2:
-                low = (low + _mix(high + round_key)) % b
+                low = (low + hashed(high + round_key)) % b
             else:
-                high = (high + _mix(low + round_key)) % a
+                high = (high + hashed(low + round_key)) % a
         return high * b + low
 
     out = once(ids)
     while (beyond := (out >= classes).nonzero().squeeze(1)).numel():  # fewer in every round
         out[beyond] = once(out[beyond])
     return out
-
-
-def _mix(x: Tensor) -> Tensor:
-    """Return murmur3's finalizer of the low 32 bits of x, in int64: each bit affects all bits of the result."""
-    x = x & _LOW
-    x = ((x ^ (x >> 16)) * 0x85EBCA6B) & _LOW
-    x = ((x ^ (x >> 13)) * 0xC2B2AE35) & _LOW
-    return x ^ (x >> 16)
 
 
 def pick_rows(table: Tensor, rows: Tensor) -> Tensor:

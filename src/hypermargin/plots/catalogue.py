@@ -9,6 +9,7 @@ A picture is a function that returns a Display. Its parameters, all with default
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,8 +18,9 @@ from typing import Any, TypeVar
 from hypermargin import checks, margins
 from hypermargin.common.text import parse_call
 from hypermargin.family import FAMILY
-from hypermargin.margins import Margin, NoMargin
+from hypermargin.margins import Margin
 from hypermargin.plots.style import Display
+from hypermargin.rules import SOFTMAX
 
 MARGINS = "a margin or head, like arcface or cosface:m=0.2 or sphereface:m=4,lam=5; repeatable"
 USUAL: list[str] = ["none", "sphereface:m=4", "cosface", "arcface"]
@@ -66,16 +68,21 @@ def make(name: str, **options: Any) -> Display:
 def read_margin(text: str) -> Margin:
     """Read `cosface:m=0.2` as CosFace(m=0.2). A name is that of a margin or of a head, whose margin is meant."""
     name, numbers = parse_call(text, "a margin")
-    kinds = {**{n: recipe.margin for n, recipe in FAMILY.items()}, **{n: margins.get(n)() for n in margins.names()}}
+    kinds: dict[str, Any] = {head: recipe.margin for head, recipe in FAMILY.items()}
+    kinds |= {margin: margins.get(margin)() for margin in margins.names()}
     if name not in kinds:
         raise ValueError(f"there is no margin or head {name!r}.{checks.near(name, list(kinds))}")
-    kind = type(kinds[name])
-    known = list(inspect.signature(kind).parameters)
+    recipe = FAMILY.get(name)
+    if name not in margins.names() and recipe is not None and (recipe.rule != SOFTMAX or recipe.centres > 1):
+        own = recipe.margin.name
+        raise ValueError(f"{name} changes what its rivals count as, which no picture of ψ shows; its ψ is {own}'s.")
+    known = [field.name for field in dataclasses.fields(kinds[name])]
     for key in numbers:
         if key not in known:
             takes = ", ".join(known) or "nothing"
             raise ValueError(f"{name} has no {key!r}; it takes {takes}.{checks.near(key, known)}")
-    return kind(**numbers)
+    found: Margin = dataclasses.replace(kinds[name], **numbers)
+    return found
 
 
 def read_margins(texts: Sequence[str]) -> list[Margin]:
@@ -85,15 +92,20 @@ def read_margins(texts: Sequence[str]) -> list[Margin]:
     return [read_margin(text) for text in texts]
 
 
-NAMES = {"none": "no margin", "sphereface": "SphereFace", "cosface": "CosFace", "arcface": "ArcFace"}
+NAMES = {
+    "none": "no margin", "sphereface": "SphereFace", "cosface": "CosFace", "arcface": "ArcFace",
+    "adaface": "AdaFace", "magface": "MagFace", "elasticface-arc": "ElasticFace-Arc",
+    "elasticface-cos": "ElasticFace-Cos", "expface": "ExpFace", "sphereface2": "SphereFace2",
+    "x2-softmax": "X2-Softmax",
+}  # fmt: skip
 
 
 def label(margin: Margin) -> str:
     """Name a margin: ArcFace m = 0.5; SphereFace m = 4, λ = 5."""
     name = NAMES.get(margin.name, margin.name.capitalize())
-    if isinstance(margin, NoMargin) or margin.m is None:
-        return name
     fields = {f.name: getattr(margin, f.name) for f in margins.number_fields(type(margin))}
+    if not fields:
+        return name
     shown = [f"{'λ' if k == 'lam' else k} = {v:g}" for k, v in fields.items() if not (k == "lam" and v == 0)]
     beyond = getattr(margin, "beyond", "smooth")
     return f"{name} {', '.join(shown)}" + ("" if beyond == "smooth" else f", {beyond}")

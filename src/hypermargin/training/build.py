@@ -17,6 +17,7 @@ from hypermargin.head import MarginHead
 from hypermargin.margins import number_fields
 from hypermargin.parallel import Shard, Sharded
 from hypermargin.parallel.partial_fc import PartialFC
+from hypermargin.training import by_counts
 from hypermargin.training.config import Config
 from hypermargin.training.head_settings import read_schedules
 from hypermargin.training.optim import rate
@@ -109,7 +110,8 @@ def resolve_head(config: Config, classes: int) -> tuple[Config, tuple[str, ...]]
     """
     if config.head not in FAMILY:
         create_head(config.head, config.dim, classes)  # says which there are
-    margin = FAMILY[config.head].margin
+    recipe = FAMILY[config.head]
+    margin = recipe.margin
     names = [f.name for f in number_fields(type(margin))]
     chosen = "scale" in config.set and any(name in config.set for name in names)
     if config.settings == "paper" or chosen or not FAMILY[config.head].unit_features:
@@ -118,15 +120,26 @@ def resolve_head(config: Config, classes: int) -> tuple[Config, tuple[str, ...]]
             config = dataclasses.replace(config, schedule=["lambda"])
         return config, ()
     given = {k: v for k, v in config.set.items() if k in names}
-    mine = dataclasses.replace(margin, **given) if given else margin.name  # type: ignore[type-var]  # all dataclasses
-    advice = recommend(classes, config.dim, margin=mine)
+    if recipe.group != "classic":
+        advice = recommend(classes, config.dim, margin=config.head, numbers=given)
+    else:
+        mine = dataclasses.replace(margin, **given) if given else margin.name  # type: ignore[type-var]  # all are
+        advice = recommend(classes, config.dim, margin=mine)
     numbers = {name: getattr(advice.margin, name) for name in names}
     return dataclasses.replace(config, set={"scale": advice.s, **numbers, **config.set}), advice.reasons
 
 
-def build_head(config: Config, classes: int, *, sharded: bool = False) -> MarginHead:
-    """Make the head of resolved settings; if `sharded`, over the processes there are."""
-    overrides = dict(config.set)
+def build_head(
+    config: Config, classes: int, *, counts: torch.Tensor | None = None, sharded: bool = False
+) -> MarginHead:
+    """Make the head of resolved settings; if `sharded`, over the processes there are.
+
+    `counts` are the training samples of each class. Without them margins and offsets that go by them have the right
+    shape and no more: a saved head brings its own.
+    """
+    overrides = {
+        **config.set, **by_counts.arguments(config.head, config.class_margins, config.set, classes, counts)
+    }  # fmt: skip
     shard = Shard(seed=config.seed)
     if sharded:
         overrides["shard"] = shard
@@ -161,25 +174,3 @@ def rate_at(config: Config, step: int, total: int, warmup: int) -> float:
         gamma=config.lr_gamma,
         floor=config.lr_floor,
     )
-
-
-def part_for(network: nn.Module, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return those tensors of a file that are the network's, whatever module they were in; all, where none fit."""
-    own = list(network.state_dict())
-    ends = [name.removesuffix(own[0]) for name in tensors if own and name.endswith(own[0])]
-    begin = next((p for p in ends if all(p + name in tensors for name in own)), None)
-    return tensors if begin is None else {name: tensors[begin + name] for name in own}
-
-
-def start_from(network: nn.Module, weights: dict[str, torch.Tensor], where: str) -> None:
-    """Load a network's weights; an error names what does not fit."""
-    own = network.state_dict()
-    wrong = [k for k in own if k not in weights or weights[k].shape != own[k].shape] + [
-        k for k in weights if k not in own
-    ]
-    if wrong:
-        raise ValueError(
-            f"init: the network of {where} does not fit: {len(wrong)} tensors differ, first {wrong[0]!r}. "
-            "Use the same model, dim, size and color."
-        )
-    network.load_state_dict(weights)

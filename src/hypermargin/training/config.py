@@ -20,6 +20,7 @@ from hypermargin.data.base import UNREADABLE
 from hypermargin.data.sampling import SAMPLINGS
 from hypermargin.data.split import WAYS
 from hypermargin.training import paths
+from hypermargin.training.by_counts import check_class_margins, read_rule
 from hypermargin.training.head_settings import check_overrides, read_schedules
 from hypermargin.training.optim import HEAD_OPTIMIZERS, OPTIMIZERS, RATES
 from hypermargin.training.values import MOST_SIDE, checked, kinds_of, setting
@@ -89,10 +90,17 @@ class Config:
     init: str | None = setting(
         None, "a run, or a file of tensors (pt, pth, ckpt, safetensors), whose network to start from"
     )
+    init_head: bool = setting(False, "with init, a run on the same classes: take its class vectors too")
     head: str = setting("arcface", "a head of the family, see hypermargin.list_heads()")
     set: dict[str, Any] = setting({}, "an override of the head, like m=0.4 or scale=32; repeatable")
     settings: str = setting(
         "advised", "s and m not set: by the advisor, or the paper's", choices=("advised", "paper")
+    )
+    class_margins: str | None = setting(
+        None,
+        "larger margins for rarer classes, by the training samples: ldam, ldam:high=0.5, "
+        "power:low=0.05,high=0.5,power=0.25",
+        check=read_rule,
     )
     schedule: list[str] = setting(
         ["paper"],
@@ -195,7 +203,10 @@ class Config:
         for field in dataclasses.fields(self):
             value = checked(field.name, getattr(self, field.name), HINTS[field.name], field.metadata)
             object.__setattr__(self, field.name, value)
+        if self.init_head and self.init is None:
+            raise ValueError("init_head needs init, the run whose class vectors to start from.")
         check_overrides(self.head, self.set)
+        check_class_margins(self.head, self.class_margins, self.set)
 
     def to_toml(self) -> str:
         """Return the settings as the text of a TOML file; those that are None are left out."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +22,8 @@ from hypermargin.data.pairlists import check_both
 from hypermargin.evaluate import Geometry, Scored, Thresholds, Verification, geometry, verification
 from hypermargin.evaluate.identification import identification
 from hypermargin.head import MarginHead
-from hypermargin.margins import Margin, number_fields
+from hypermargin.margins import Margin
+from hypermargin.training import watch
 from hypermargin.training.build import read_again
 from hypermargin.training.run import About, RunError, Trained, fingerprint, read_split
 
@@ -163,9 +165,40 @@ def margin_of(head: MarginHead) -> Margin | None:
     wide = 1 if isinstance(head.margin.m, tuple) else 0
     if m.dim() > wide:
         return None
-    names = [field.name for field in number_fields(type(head.margin))]
+    names = head.margin.m_names
     numbers = zip(names, m.detach().reshape(-1).tolist(), strict=True)
     return dataclasses.replace(head.margin, **dict(numbers))  # type: ignore[type-var]  # all are dataclasses
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """What the length of a feature goes with in the training samples, and what that speaks against."""
+
+    samples: int
+    angle: float  # to the own class; below 0, longer features lie closer
+    quality: float | None  # a measured one, where it was given
+    doubt: str | None  # of a margin that follows |x|
+
+
+@torch.no_grad()
+def lengths_against_angles(parts: Parts, quality: np.ndarray[Any, Any] | None = None) -> Lengths:
+    """Correlate |x| of the training samples with the angle to their class; and with `quality`, one per sample."""
+    features, rows = parts.features("train")
+    head = parts.trained.head
+    labels = torch.from_numpy(parts.split.targets(parts.data.labels)[rows])
+    block = max(1, 2**24 // head.classes)
+    place = head.weight.device
+    angles = [
+        head.scores(x.to(place), y.to(place)).angle[:, 0].cpu()
+        for x, y in zip(torch.split(features, block), torch.split(labels, block), strict=True)
+    ]
+    norms, measured = features.double().norm(dim=1), None
+    if quality is not None:
+        if quality.shape != (len(parts.data),):
+            raise ValueError(f"quality must have one number per sample, ({len(parts.data)},); got {quality.shape}.")
+        measured = float(watch.correlation(norms, torch.from_numpy(quality[rows]).double()))
+    found = float(watch.correlation(norms, torch.cat(angles).double()))
+    return Lengths(len(rows), found, measured, watch.doubt_of_lengths(head.margin, found))
 
 
 @dataclass(frozen=True)

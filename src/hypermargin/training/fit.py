@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hypermargin.common.optimizer_state import goes_by_row
+from hypermargin.family import FAMILY
 from hypermargin.training.checkpoint import Checkpoint
 from hypermargin.training.config import Config
 from hypermargin.training.models import create_model
@@ -26,11 +27,12 @@ def check_settings(saved: Checkpoint, config: Config, shape: tuple[int, ...], cl
     if weight is None or weight.dim() != 2:
         raise ValueError("the checkpoint has no head")
     rows, columns = weight.shape
-    centres = int(config.set.get("centres", 1))
+    own_centres = FAMILY[config.head].centres if config.head in FAMILY else 1
+    centres = int(config.set.get("centres", own_centres))
     if columns != config.dim:
         raise ValueError(f"dim = {config.dim} (config.toml) does not fit the weights, which have dim = {columns}")
     if rows != classes * centres:
-        per = f" with centres = {centres} each (set)" if centres > 1 else ""
+        per = f" with centres = {centres} each{' (set)' if 'centres' in config.set else ''}" if centres > 1 else ""
         raise ValueError(f"classes (run.json) lists {classes:,}{per}, and the head's weights have {rows:,} rows")
     if not own and ":" not in str(config.model):
         with torch.device("meta"):  # shapes alone

@@ -9,6 +9,7 @@ from hypermargin import checks
 from hypermargin.common.text import first_line, parse_call
 from hypermargin.family import head_settings
 from hypermargin.schedule import Alternation, LambdaAnnealing, MarginWarmup, Schedule
+from hypermargin.training.by_counts import BY_CLASS, placeholder
 from hypermargin.training.values import check_plain
 
 SCHEDULES: dict[str, type[Schedule]] = {
@@ -29,8 +30,8 @@ RESERVED = {
     "rule": "A rule is an object of Python, for create_head and a loop of your own",
     "row_terms": "They are objects of Python, for create_head and a loop of your own",
     "reduction": "Training takes the mean",
+    "counts": "They are counted in the training part",
 }
-BY_CLASS = ("class_margins", "class_offsets")
 
 
 def check_overrides(head: str, overrides: Mapping[str, Any]) -> None:
@@ -46,7 +47,8 @@ def check_overrides(head: str, overrides: Mapping[str, Any]) -> None:
                 f"set: {name} must be a list with the numbers of each class; got {checks.shown(given)}."
             )
     try:
-        head_settings(head, 2, 2, {name: value for name, value in overrides.items() if name not in BY_CLASS})
+        plain = {name: value for name, value in overrides.items() if name not in BY_CLASS}
+        head_settings(head, 2, 2, plain | placeholder(head, 2))
     except (ValueError, TypeError) as error:
         raise type(error)(f"{error}" if str(error).startswith("unknown head") else f"set: {error}") from None
 

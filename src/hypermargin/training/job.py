@@ -14,24 +14,21 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hypermargin.common.environment import cores
-from hypermargin.common.tensor_files import read_state
 from hypermargin.common.text import Say, say
 from hypermargin.data import Data, DataError, Feed, Pairs, Scaling, Split, decode_once, split
 from hypermargin.evaluate import from_scores
 from hypermargin.files import write_text
-from hypermargin.training import checkpoint, paths
+from hypermargin.training import by_counts, checkpoint, paths, watch
 from hypermargin.training.budget import decide as decide_budget
 from hypermargin.training.build import (
     build_head,
-    part_for,
     read_again,
     read_data,
     resolve,
     resolve_head,
-    start_from,
 )
 from hypermargin.training.config import Config, given_in, read_config, resumed
 from hypermargin.training.evaluation import (
@@ -59,6 +56,7 @@ from hypermargin.training.run import (
     read_split,
     save_split,
 )
+from hypermargin.training.start import first_weights, start_from, start_head_from
 from hypermargin.training.trust import code_in, refusal, sign, state_directory
 from hypermargin.training.verdict import judge
 
@@ -177,7 +175,9 @@ def _anew(config: Config, folder: Path, data: Data, network: nn.Module | None, r
         raise RunError(f"{data.name} is not the same for all processes. Give every machine the same data.")
     trainer = _trainer(config, folder, data, parts, about, network, ranks)
     if config.init:
-        start_from(trainer.network, _first_weights(trainer.network, Path(config.init)), config.init)
+        start_from(trainer.network, first_weights(trainer.network, Path(config.init)), config.init)
+    if config.init_head:
+        start_head_from(trainer.head, Path(str(config.init)), about.classes)
     _describe(trainer, bool(advised), budget, tell)
 
     def write() -> None:
@@ -189,13 +189,6 @@ def _anew(config: Config, folder: Path, data: Data, network: nn.Module | None, r
 
     ranks.lead(write)
     return trainer
-
-
-def _first_weights(network: nn.Module, init: Path) -> dict[str, Tensor]:
-    """Read the network's weights of a run, or of a file."""
-    if init.is_file():
-        return part_for(network, read_state(init))
-    return find(init, "best").weights("network")
 
 
 def _again(config: Config, folder: Path, data: Data, network: nn.Module | None, ranks: Ranks, tell: Say) -> Trainer:
@@ -228,7 +221,8 @@ def _trainer(
     _seed(config.seed)
     if network is None:
         network = create_model(str(config.model), data.shape, config.dim, **config.model_set)
-    head = build_head(config, len(parts.classes), sharded=ranks.world > 1)
+    counts = by_counts.counts_of(data, parts)
+    head = build_head(config, len(parts.classes), counts=counts, sharded=ranks.world > 1)
     trainer = Trainer(config, data, parts, about.scaling, network, head, folder, ranks)
     if ranks.rank:  # the networks are the same; what they drop in training should not be
         _seed(config.seed + 1_000_003 * ranks.rank)
@@ -255,6 +249,8 @@ def _run(trainer: Trainer, verify: dict[str, Pairs], quiet: bool) -> Result:
     checkpoint.note(monitor.say)
     with monitor.running():
         trainer.fit(monitor)
+        if doubt := watch.doubt_of_lengths(trainer.head.margin, trainer.seen.get("length_angle", 0.0)):
+            monitor.say(f"warning: {doubt}")
         choice = copy.copy(trainer.choice)
         said: list[str] = []
         best = find(folder, "best", allow_older=True, say=said.append, held=trainer.held, ranks=ranks)
@@ -345,6 +341,9 @@ def _describe(trainer: Trainer, advised: bool, budget: str, tell: Say) -> None:
     why = f" (advised: hypermargin advise --classes {head.classes} --dim {head.dim})" if advised else ""
     tell(f"{config.model}, {size:,} parameters, to {config.dim} dimensions; {config.head}"
          f"{': ' + ', '.join(numbers) if numbers else ''}{why}")  # fmt: skip
+    counts = by_counts.counts_of(data, parts)
+    for words in by_counts.in_words(config.head, config.class_margins, config.set, counts, config.sampling):
+        tell(words)
     if budget:
         tell(budget)
     tell(f"head by {trainer.learner.backend(trainer.ranks.world)}")

@@ -65,6 +65,7 @@ class Trainer:
         self.targets = split.targets(data.labels)
         self.step = self.epoch = self.position = 0  # optimiser steps done; epoch; batches done in it
         self.window = watch.Window()
+        self.seen: dict[str, float] = {}  # in the last line of the log
         self.choice = Choice(head.classes)
         self.recorder: Recorder | None = None
         own = ":" in str(config.model) and not str(config.model).startswith("timm:")
@@ -147,7 +148,8 @@ class Trainer:
                 pace = seen / max(1e-9, time.monotonic() - started)
                 means, self.window = self._means(), watch.Window()
                 lr = self.learner.rate_of(self.optimizer.param_groups[0])
-                values = {**means.read(), "lr": lr, "images_per_s": pace}
+                self.seen = means.read()
+                values = {**self.seen, "lr": lr, "images_per_s": pace}
                 monitor.record("train", self.step, self.epoch, values)
                 started, seen = time.monotonic(), 0
             if self.position < len(order):  # at the end of the epoch it is saved anyway

@@ -2,7 +2,7 @@
 
 Tensors of a checkpoint have these names:
 
-    network.…, head.…         the weights; by class are head.weight, and head.bias and head.m where there are such
+    network.…, head.…         the weights; by class are head.weight, and where there are such bias, m, offsets
     optimizer.INDEX.NAME      the optimiser's state of a parameter
     ema.…                     averaged weights
 """

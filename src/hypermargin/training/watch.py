@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from hypermargin.head import MarginHead
-from hypermargin.margins import ArcFace, Combined, SphereFace
+from hypermargin.margins import AdaFace, ArcFace, Combined, MagFace, Margin, SphereFace
 
 QUANTILES = {"norm_p10": 0.1, "norm_p50": 0.5, "norm_p90": 0.9}
+AGAINST = 0.1  # a correlation of lengths with angles from which on it is not by chance
 MOST_LOGITS = 2**20  # to look at: with many classes some rows must do for the batch, or watching costs as training
 
 
@@ -55,6 +56,8 @@ class Window:
 def look(head: MarginHead, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
     """Measure accuracy, mean angles in degrees, share past the margin's fold, norm percentiles of one batch.
 
+    `length_angle` is the correlation of |x| with the angle to the own class: below 0, longer features lie closer.
+
     The numbers stay on the device; `numbers` reads them.
     """
     features = features.detach().float()
@@ -74,6 +77,7 @@ def look(head: MarginHead, features: Tensor, labels: Tensor) -> dict[str, Tensor
     rival = cosines.hardest / length if plain else cosines.hardest
     seen["angle"] = found.angle[:, 0].mean().rad2deg()
     seen["rival_angle"] = rival.clamp(-1, 1).acos().mean().rad2deg()
+    seen["length_angle"] = correlation(features.norm(dim=1), found.angle[:, 0])
     fold = past_fold(head, found.angle[:, 0])
     if fold is not None:
         seen["past_fold"] = fold
@@ -102,6 +106,34 @@ def past_fold(head: MarginHead, angle: Tensor) -> Tensor | None:
     else:
         return None
     return (m1 * angle + m2 > math.pi).float().mean()
+
+
+def correlation(a: Tensor, b: Tensor) -> Tensor:
+    """Return Pearson's correlation of two rows of numbers; 0 where one of them differs by rounding alone."""
+    parts = [t - t.mean() for t in (a, b)]
+    spreads = [torch.linalg.vector_norm(t) for t in parts]
+    least = [1e-5 * torch.linalg.vector_norm(t) for t in (a, b)]
+    differ = (spreads[0] > least[0]) & (spreads[1] > least[1])
+    product = (parts[0] * parts[1]).sum() / torch.where(differ, spreads[0] * spreads[1], 1.0)
+    return torch.where(differ, product, 0.0)
+
+
+def doubt_of_lengths(margin: Margin, length_angle: float) -> str | None:
+    """Say where lengths and angles run against what a margin that follows |x| supposes; None where they do not."""
+    if not (isinstance(margin, MagFace) or (isinstance(margin, AdaFace) and margin.h > 0)):
+        return None
+    if length_angle <= AGAINST:
+        return None
+    return (
+        f"{type(margin).__name__} takes long features for the good ones, and here they lie farther from their "
+        f"class than short ones: the correlation of |x| with the angle is {length_angle:+.2f}. "
+        + (
+            "Take h = 0 (--set h=0)"
+            if isinstance(margin, AdaFace)
+            else "Compare l_a and u_a with the norms of the log"
+        )
+        + ", or a margin that does not follow |x|."
+    )
 
 
 def diagnose(

@@ -25,6 +25,7 @@ from hypermargin.family import FAMILY
 from hypermargin.files import write_text
 from hypermargin.margins import ArcFace, Combined, CosFace, Margin, NoMargin, SphereFace
 from hypermargin.plots.style import DARK, LIGHT, Look
+from hypermargin.rules import SOFTMAX
 from hypermargin.schedule import LambdaAnnealing
 
 SCRIPTS = "maths.js", "draw.js", "panels.js", "ladder.js", "explorer.js"
@@ -83,12 +84,12 @@ def words() -> dict[str, dict[str, str]]:
 def heads() -> list[dict[str, Any]]:
     """Return the family as settings of sliders: m1, m2, m3, λ where its schedule ends, s, and unit sides.
 
-    A head whose ψ is not g(m1·θ + m2) − m3 has no such setting and is left out.
+    A head whose ψ is not g(m1·θ + m2) − m3, or whose ψ does not tell all of it, has no such setting.
     """
     found = []
     for name, recipe in FAMILY.items():
         numbers = _numbers(recipe.margin)
-        if numbers is None:
+        if numbers is None or recipe.rule != SOFTMAX or recipe.centres > 1 or recipe.by_counts:
             continue
         schedule = recipe.schedule() if recipe.schedule else None
         found.append(
@@ -107,6 +108,8 @@ def heads() -> list[dict[str, Any]]:
 
 def _numbers(margin: Margin) -> tuple[float, float, float] | None:
     """Return (m1, m2, m3) of a margin g(m1·θ + m2) − m3; None for one that is not of this form."""
+    if type(margin) not in (NoMargin, SphereFace, ArcFace, CosFace, Combined):
+        return None  # a subclass adds something
     match margin:
         case NoMargin():
             return 1.0, 0.0, 0.0

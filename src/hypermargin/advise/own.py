@@ -1,0 +1,86 @@
+"""What a loss after ArcFace has to be told besides s and m: its own numbers, why these, and which are guesses."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from hypermargin.advise.usual import PAPERS_DIM, draw
+from hypermargin.family import FAMILY
+from hypermargin.margins import AdaFace, ElasticArcFace, ElasticCosFace, ExpFace, MagFace, SphereFace2, X2Softmax
+from hypermargin.rules import MVSoftmax
+
+if TYPE_CHECKING:
+    from hypermargin.advise.rule import Recommendation
+
+
+def reasons(head: str, advice: Recommendation) -> list[str]:
+    """Explain the own numbers of a margin, and of a head of that name."""
+    return [*_of_margin(advice), *_of_head(head, advice)]
+
+
+def _of_margin(advice: Recommendation) -> list[str]:
+    match advice.margin:
+        case AdaFace(h=h, momentum=momentum):
+            away = "never" if h == 0 else f"{1 / h:.3g} deviations from the mean length"
+            steps = math.ceil(math.log(100) / -math.log1p(-momentum)) if momentum < 1 else 1
+            return [
+                f"AdaFace: h = {h:g} is the paper's. It reaches the ends of the margin {away}, whatever s and the "
+                f"dimension are. Mean and deviation begin at 20 and 100; with momentum = {momentum:g} they take "
+                f"some {steps} steps to become those of your features, and until then it is about CosFace's. "
+                "Here s is for q = 0. That short features are poor samples is a supposition: watch length_angle, "
+                "and take h = 0 where it is above 0."
+            ]
+        case MagFace(l_a=l_a, u_a=u_a, lambda_g=lambda_g) as margin:
+            return [
+                f"MagFace: lengths of l_a = {l_a:g} to {u_a:g} = u_a are the paper's 10, 110 at d = {PAPERS_DIM}, "
+                "taken with √d, as batch-normalised features have |x| ≈ √d: a guess for any other network; compare "
+                "norm_p10 and norm_p90 of the log. The term outweighs the margin at the shortest length from "
+                f"λ_g = {draw(margin, advice.s):.3g} on, at this s; {lambda_g:g} is "
+                + (
+                    "below it: lengths may shrink."
+                    if lambda_g < draw(margin, advice.s)
+                    else f"{lambda_g / draw(margin, advice.s):.2g} times that (the paper's at s = 64: 1.5 times)."
+                )
+                + " s is for the margin of the shortest features."
+            ]
+        case ElasticArcFace(sigma=sigma, m=m) | ElasticCosFace(sigma=sigma, m=m):
+            return [
+                f"ElasticFace: sigma = {sigma:.3g} is {100 * sigma / m if m else 0:.0f} % of m; the paper has 10 % "
+                "(arc) and 14 % (cos), a guess for other data; 0 is no noise."
+            ]
+        case SphereFace2(t=t):
+            return [
+                f"SphereFace2: t = {t:g}, positive = 0.7 and weight = 50 are OpenSphere's for 10,000 classes; with "
+                "1 M it takes 0.8 and m = 0.5. The rule for s is made for softmax, and a guess here; papers have "
+                "32 to 64: search s/2 and 2s. Its loss has no floor of this kind, and it gives no probabilities."
+            ]
+        case X2Softmax(a=a, k=k):
+            return [f"X2-Softmax: a = {a:g} is the paper's; ψ(0) = {k:.3g} is what a sample on its centre gets."]
+        case ExpFace(m=m):
+            return [f"ExpFace: its exponent {m:.3g}; 1 is no margin, smaller ones are larger margins."]
+    return []
+
+
+def _of_head(head: str, advice: Recommendation) -> list[str]:
+    recipe = FAMILY.get(head)
+    if recipe is None:
+        return []
+    if head == "ldam":
+        return [
+            f"LDAM: m = {advice.m:.3g} is the margin of the rarest class; one with 16 times the samples gets half. "
+            "The paper's is 0.5 at s = 30, for 10 and 100 classes; how much imbalance asks for is a guess."
+        ]
+    if isinstance(recipe.rule, MVSoftmax):
+        more = advice.s * recipe.rule.t
+        return [
+            f"MV-Softmax: t = {recipe.rule.t:g} is the paper's, for s = 32. A hard rival at a cosine of 0 counts "
+            f"e^(s·t) = {math.exp(more):.3g} times; so do mislabelled samples' true classes: with noise lower t."
+        ]
+    if recipe.centres > 1:
+        return [
+            f"Sub-centres: {recipe.centres} per class is the paper's for noisy labels, a guess for yours; clean "
+            f"data and small classes want 1. They are {recipe.centres} times the rows: "
+            f"{recipe.centres * advice.classes:,} instead of {advice.classes:,}."
+        ]
+    return []

@@ -1,0 +1,57 @@
+"""Advice for the losses after ArcFace: margins that fit, and reasons for their own numbers."""
+
+import math
+
+import pytest
+
+import hypermargin as hm
+from hypermargin.advise import band_width, recommend
+from hypermargin.margins import SphereFace2
+
+NAMED = [n for n, r in hm.family.FAMILY.items() if r.group != "classic" and r.unit_features]
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_no_band_is_wider_than_the_classes_it_leaves(name):
+    for classes, dim in ((30, 2), (1000, 4), (1000, 128)):
+        advice = recommend(classes, dim, margin=name)
+        assert advice.width <= advice.centre_angle / 2 * (1 + 1e-6)
+        assert advice.s > 0
+    papers = hm.family.FAMILY[name].margin  # where there is room, the paper's
+    assert advice.margin.m == papers.m
+    assert type(advice.margin) is type(papers)
+
+
+def test_the_band_of_sphereface2():
+    """On the boundary g(cos θ1) − m = g(cos θ2) + m; its rivals carry the margin as well."""
+    margin, theta12 = SphereFace2(m=0.3, t=3.0), 1.4
+    b = (theta12 - band_width(margin, theta12)) / 2
+    g = lambda theta: 2 * ((1 + math.cos(theta)) / 2) ** 3 - 1  # noqa: E731
+    assert g(b) - 0.3 == pytest.approx(g(theta12 - b) + 0.3, abs=1e-9)
+    assert math.isnan(recommend(1000, 128, margin="sphereface2").floor)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("adaface", "take some 459 steps"),
+        ("magface", "1.5 times that"),
+        ("elasticface-cos", "14 % of m"),
+        ("sphereface2", "a guess here"),
+        ("ldam", "one with 16 times the samples gets half"),
+        ("mv-arcface", "e^(s·t) = 14.3 times"),
+        ("subcenter-arcface", "3,000 instead of 1,000"),
+    ],
+)
+def test_own_numbers_have_reasons(run, name, words):
+    assert words in " ".join(recommend(1000, 128, margin=name).reasons)
+    code, out, _ = run("advise", "--classes", 1000, "--dim", 128, "--margin", name)
+    assert code == 0
+    assert words.split(" = ")[0] in " ".join(out.split())
+
+
+def test_what_has_no_scale_says_so():
+    with pytest.raises(ValueError, match="logit-adjustment keeps the lengths of the features"):
+        recommend(1000, 128, margin="logit-adjustment")
+    with pytest.raises(ValueError, match="numbers are for a margin given by name"):
+        recommend(1000, 128, margin=SphereFace2(), numbers={"m": 0.1})

@@ -1,0 +1,251 @@
+"""The losses after ArcFace in a run: counted classes, their own numbers, state that resumes, lengths and angles."""
+
+import json
+import re
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+import hypermargin as hm
+from hypermargin.advise.usual import draw
+from hypermargin.counts import margins_from_counts, offsets_from_counts
+from hypermargin.data import from_arrays
+from hypermargin.deploy import export
+from hypermargin.margins import AdaFace, ArcFace, MagFace
+from hypermargin.training import Config, load, train, watch
+from hypermargin.training.build import build_head, resolve_head
+from hypermargin.training.evaluation import lengths_against_angles, open_parts
+from hypermargin.training.loop import Trainer
+from hypermargin.training.start import start_head_from
+
+QUICK = {
+    "dim": 8, "epochs": 2, "batch": 32, "watch": 1, "log": 2, "model": "mlp", "model_set": {"widths": [16]},
+    "tensorboard": False, "threads": 1, "workers": 0, "augment": "none", "split": "sample",
+}  # fmt: skip
+SIZES = [80, 40, 20, 10]
+AFTER = [name for name, recipe in hm.family.FAMILY.items() if recipe.group != "classic"]
+
+
+def uneven():
+    """Classes of 80, 40, 20 and 10 samples."""
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(4), SIZES)
+    images = rng.normal(size=(4, 6, 6))[labels] * 50 + 128 + rng.normal(size=(len(labels), 6, 6)) * 20
+    return from_arrays(images.clip(0, 255).astype(np.uint8), labels, name="uneven")
+
+
+def trained_on(folder):
+    """How many training samples each class had, from the files of the run."""
+    with np.load(folder / "split.npz") as parts:
+        return np.bincount(np.repeat(np.arange(4), SIZES)[parts["train"]], minlength=4).tolist()
+
+
+@pytest.mark.parametrize("name", AFTER)
+def test_a_run_of_each(tmp_path, name):
+    """Trained, loaded, and the loss of the loaded head is finite, its state that of the last step."""
+    train(Config(**QUICK, head=name), tmp_path / "run", data=uneven(), quiet=True)
+    trained = load(tmp_path / "run")
+    assert trained.predict_proba(uneven().samples[:5]).shape == (5, 4)
+    steps = json.loads((tmp_path / "run" / "log.jsonl").read_text().splitlines()[-1])["step"]
+    counts = trained_on(tmp_path / "run")
+    if name.startswith("elasticface"):
+        assert trained.head.row_margin.step == trained.step <= steps
+    if name == "adaface":
+        assert trained.head.row_margin.deviation < 100
+    if name == "ldam":
+        wanted = margins_from_counts(counts, "ldam", high=trained.head.margin.m)
+        torch.testing.assert_close(trained.head.m, wanted)
+    if name in ("balanced-softmax", "logit-adjustment"):
+        torch.testing.assert_close(trained.head.offsets, offsets_from_counts(counts))
+
+
+def low_ones(counts):
+    return margins_from_counts(counts, low=0.02, high=0.2)
+
+
+class CutError(Exception):
+    """A run that is cut off."""
+
+
+@pytest.mark.parametrize("name", ["adaface", "elasticface-arc"])
+def test_resumed_to_the_bit(tmp_path, name, monkeypatch):
+    config = Config(**QUICK, head=name, checkpoint=3)
+    train(config, tmp_path / "whole", data=uneven(), quiet=True)
+    step = Trainer._train_step
+
+    def until(self, *given):
+        if self.step == 4:
+            raise CutError
+        step(self, *given)
+
+    monkeypatch.setattr(Trainer, "_train_step", until)
+    with pytest.raises(CutError):
+        train(config, tmp_path / "cut", data=uneven(), quiet=True)
+    monkeypatch.undo()
+    train(config, tmp_path / "cut", data=uneven(), resume=True, quiet=True)
+    whole, cut = (load(tmp_path / folder, "last").head.state_dict() for folder in ("whole", "cut"))
+    assert set(whole) == set(cut)
+    assert any(key.startswith("row_margin.") for key in whole)
+    for key, value in whole.items():
+        assert torch.equal(value, cut[key]), key
+
+
+def test_exported_with_its_state_and_offsets_absent(tmp_path):
+    for name in ("adaface", "logit-adjustment"):
+        train(Config(**QUICK, head=name), tmp_path / name, data=uneven(), quiet=True)
+        trained = load(tmp_path / name)
+        export(trained, tmp_path / f"{name}.onnx", with_head=True)
+        session = onnxruntime.InferenceSession(str(tmp_path / f"{name}.onnx"), providers=["CPUExecutionProvider"])
+        raw = uneven().samples[::20]
+        found = dict(zip([o.name for o in session.get_outputs()], session.run(None, {"samples": raw}), strict=True))
+        np.testing.assert_allclose(found["probability"], trained.predict_proba(raw).numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "margins"),
+    [
+        ({"class_margins": "ldam", "set": {"m": 0.4}}, lambda n: margins_from_counts(n, "ldam", high=0.4)),
+        ({"class_margins": "ldam:high=0.3,power=1"}, lambda n: margins_from_counts(n, "ldam", high=0.3, power=1.0)),
+        ({"class_margins": "power", "set": {"m": 0.4}}, lambda n: margins_from_counts(n, low=0.04, high=0.4)),
+        (
+            {"class_margins": "power:high=2", "head": "sphereface", "set": {"m": 3.0}},
+            lambda n: margins_from_counts(n, low=1.1, high=2.0),
+        ),
+        ({"class_margins": "power:high=0.2", "head": "adaface"}, low_ones),
+        ({"class_margins": "power:high=0.2", "head": "ldam"}, low_ones),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_margins_by_class(tmp_path, capsys, settings, margins):
+    train(Config(**{**QUICK, "epochs": 1}, **settings), tmp_path / "run", data=uneven())
+    counts = trained_on(tmp_path / "run")
+    head = load(tmp_path / "run").head
+    torch.testing.assert_close(head.m, margins(counts))
+    said = " ".join(capsys.readouterr().err.split())
+    ends = f"{float(head.m[0]):.4g} for {counts[0]} samples, {float(head.m[3]):.4g} for {counts[3]} samples"
+    assert f"m by class ({settings['class_margins']}): {ends}" in said
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"class_margins": "lada"}, "Did you mean 'ldam'"),
+        ({"class_margins": "ldam:low=0.1"}, "ldam has no 'low'; it takes high, power"),
+        ({"class_margins": "power:low=0.5,high=0.2"}, "high must"),
+        ({"class_margins": "power:high=4"}, "class_margins must lie in"),
+        ({"class_margins": "power:power=x"}, "power must be a number; got 'x'"),
+        ({"class_margins": "ldam", "head": "normface"}, "normface has no m"),
+        ({"class_margins": "ldam", "head": "combined"}, "combined has 3 numbers"),
+        ({"class_margins": "ldam", "head": "sphereface"}, "Take power:low=1.1,high=1.5"),
+        ({"class_margins": "ldam", "head": "expface"}, "a smaller m of expface is a larger margin"),
+        ({"class_margins": "ldam", "set": {"class_margins": [0.1, 0.2]}}, "Leave one of the two out"),
+        ({"head": "ldam", "set": {"counts": [1, 2]}}, "They are counted in the training part"),
+        ({"head": "ldam", "set": {"tau": 2.0}}, "ldam has no tau"),
+        ({"head": "logit-adjustment", "set": {"tau": -1.0}}, "tau must"),
+        ({"head": "magface", "set": {"l_a": 200.0}}, "l_a=…) must be below u_a"),
+        ({"head": "elasticface-arc", "set": {"pairing": "some"}}, "pairing"),
+    ],
+    ids=str,
+)
+def test_refused_in_words(settings, words):
+    with pytest.raises((ValueError, TypeError), match=re.escape(words)):
+        Config(**settings)
+
+
+def test_even_sampling_beside_counts_is_told(tmp_path, capsys):
+    config = Config(**{**QUICK, "epochs": 1}, head="balanced-softmax", sampling="balanced")
+    train(config, tmp_path / "run", data=uneven())
+    assert "rare ones are favoured twice" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("name", AFTER)
+def test_what_the_advisor_decides_is_written_down(name):
+    config, reasons = resolve_head(Config(head=name, dim=128), 1000)
+    head = build_head(config, 1000)
+    if not head.settings.unit_features:
+        assert (config.set, reasons) == ({}, ())
+        return
+    advice = hm.advise.recommend(1000, 128, margin=name)
+    assert (head.margin, head.scale.item()) == (advice.margin, pytest.approx(advice.s))
+    assert reasons == advice.reasons
+    field = hm.margins.number_fields(type(head.margin))
+    first = next(field).name
+    mine, _ = resolve_head(Config(head=name, dim=128, set={first: getattr(head.margin, first)}), 1000)
+    assert build_head(mine, 1000).margin == head.margin  # what was given is what was advised
+    assert resolve_head(Config(head=name, dim=2), 30)[0].set["scale"] > 0  # a picture's two dimensions do as well
+
+
+def test_magfaces_lengths_and_term():
+    """Lengths go with √d, and λ_g is as far above its bound as the paper's: 35 to 22.6."""
+    for classes, dim in ((1000, 128), (100_000, 512)):
+        advice = hm.advise.recommend(classes, dim, margin="magface")
+        margin = advice.margin
+        assert margin.l_a == pytest.approx(10 * (dim / 512) ** 0.5, rel=1e-2)
+        assert margin.u_a == pytest.approx(110 * (dim / 512) ** 0.5, rel=1e-2)
+        assert margin.lambda_g / draw(margin, advice.s) == pytest.approx(35 / 22.59, rel=1e-2)
+    given = hm.advise.recommend(1000, 128, margin="magface", numbers={"l_a": 20.0, "lambda_g": 5.0}).margin
+    assert (given.l_a, given.u_a, given.lambda_g) == (20.0, 110.0, 5.0)
+    with pytest.raises(ValueError, match="Did you mean 'l_a'"):
+        hm.advise.recommend(1000, 128, margin="magface", numbers={"la": 20.0})
+
+
+def test_length_angle(tmp_path, run):
+    """Made by hand: features that are the longer the farther they lie, and the other way round."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(120) % 4
+    axes, side = np.eye(8), rng.choice([-1, 1], 120)[:, None]
+    for sign, warned in ((1, True), (-1, False)):
+        angle = rng.uniform(0.05, 0.5, 120)
+        turned = np.cos(angle)[:, None] * axes[labels] + np.sin(angle)[:, None] * side * axes[4 + labels]
+        samples = (2 + sign * 3 * angle)[:, None] * turned
+        folder = tmp_path / str(sign)
+        np.savez(tmp_path / f"{sign}.npz", embeddings=samples.astype(np.float32), labels=labels)
+        data = str(tmp_path / f"{sign}.npz")
+        settings = {**QUICK, "data": data, "model": None, "model_set": {}, "epochs": 20, "batch": 8, "lr": 0.1}
+        train(Config(**settings, head="adaface"), folder, quiet=True)
+        parts = open_parts(folder, load(folder))
+        found = lengths_against_angles(parts, quality=2 + sign * 3 * angle)
+        assert found.angle * sign > 0.3
+        assert found.quality == pytest.approx(1.0)
+        assert (found.doubt is not None) == warned
+        code, out, err = run("evaluate", folder)
+        assert code == 0
+        assert "correlation with the angle to the own class" in out
+        assert ("AdaFace takes long features for the good ones" in " ".join(err.split())) == warned
+    assert watch.doubt_of_lengths(ArcFace(), 0.9) is None
+    assert watch.doubt_of_lengths(AdaFace(h=0.0), 0.9) is None
+    assert "l_a and u_a" in watch.doubt_of_lengths(MagFace(), 0.9)
+    one = torch.ones(5)
+    assert watch.correlation(one, torch.arange(5.0)) == 0
+
+
+def test_fine_tuning_with_a_large_margin(tmp_path):
+    """As docs/training.md says: network and class vectors of a run, m raised at once, few epochs, a low rate."""
+    first = tmp_path / "first"
+    train(Config(**QUICK, set={"m": 0.2, "scale": 8.0}), first, data=uneven(), quiet=True)
+    small = {**QUICK, "epochs": 1, "lr": 1e-5, "init": str(first), "set": {"m": 0.5, "scale": 8.0}}
+    train(Config(**small, init_head=True), tmp_path / "fine", data=uneven(), quiet=True)
+    train(Config(**small), tmp_path / "new", data=uneven(), quiet=True)
+    before, fine, new = (load(tmp_path / name) for name in ("first", "fine", "new"))
+    assert fine.head.margin == ArcFace(0.5)
+    for a, b in zip(before.network.parameters(), fine.network.parameters(), strict=True):
+        assert (a - b).abs().max() < 1e-3
+    assert (before.head.weight - fine.head.weight).abs().max() < 1e-3
+    assert (before.head.weight - new.head.weight).abs().max() > 1e-2
+    for settings, words in (
+        ({**small, "seed": 1}, None),
+        ({**small, "dim": 9, "init": str(first)}, "does not fit"),
+        ({**small, "set": {"centres": 2}}, "Use the same dim and centres"),
+    ):
+        folder = tmp_path / str(settings)[-20:].replace("/", "-")
+        if words is None:
+            train(Config(**settings, init_head=True), folder, data=uneven(), quiet=True)  # a closed set's classes
+            continue
+        with pytest.raises(ValueError, match=words):
+            train(Config(**settings, init_head=True), folder, data=uneven(), quiet=True)
+    with pytest.raises(ValueError, match="init_head needs init"):
+        Config(init_head=True)
+    with pytest.raises(ValueError, match="trained on other classes"):
+        start_head_from(new.head, first, ("a", "b"))
