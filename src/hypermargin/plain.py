@@ -60,7 +60,9 @@ def plain_loss(
     m = None if m is None else widen(m, torch.float32)
     if type(row_margin) is not RowMargin:
         wide = wide_dtype(batch.features)
-        m = row_margin(m, RowFacts(batch.clean(wide), seen.norm.unsqueeze(1), batch.y))
+        m = row_margin(
+            m, RowFacts(batch.clean(wide), seen.norm.unsqueeze(1), batch.y, lambda: seen.angle.detach().cos())
+        )
     lift = margin.at(m, lam, gradient).lift(seen.angle.unsqueeze(1)).squeeze(1)
     each = softplus(seen.rivals - (seen.product + seen.length * lift))
     each = each if batch.used is None else each.masked_fill(~batch.used, 0.0)
