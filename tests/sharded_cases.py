@@ -195,6 +195,7 @@ def every_slot(ranks):
         (SphereFace2(), {"rule": rules.SphereFace2(), "bias": "shared", "learn_scale": True}),
         (SphereFace2(), {"rule": rules.SphereFace2(), "bias": True, "reduction": "none"}),
         (AdaFace(momentum=0.3), {"steps": 3}),
+        (ArcFace(), {"rule": rules.CurricularFace(0.3), "steps": 3}),
         (ArcFace(), {"centres": 3}),
         (CosFace(), {"centres": 2, "rule": MVSoftmax(), "class_margins": [0.1, 0.2, 0.3, 0.4, 0.3, 0.2, 0.1]}),
         (ArcFace(), {"class_offsets": [0.0, -1.0, 2.0, 0.5, 0.0, 1.0, -3.0], "bias": "shared"}),
@@ -214,6 +215,10 @@ def every_slot(ranks):
     dist.all_gather(means, many.row_margin.mean.float(), group=ranks.group)
     assert all(torch.equal(each, means[0]) for each in means), "every rank has the same statistics"
     assert means[0] != 20
+    _, many = agree(ranks, ArcFace(), rule=rules.CurricularFace(0.3), scale=8.0, steps=2)
+    dist.all_gather(means, many.rule_state.t.float(), group=ranks.group)
+    assert all(torch.equal(each, means[0]) for each in means), "every rank has the same t"
+    assert means[0] != 0
 
 
 @case(*EVERY)

@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.heads.loop import Spec
 from benchmarks.heads.tasks import CLOSED
 from hypermargin.advise import equivalent_margin, recommend
-from hypermargin.family import FAMILY
+from hypermargin.recipes import FAMILY
 from hypermargin.margins import number_fields
 
 SEEDS = 0, 1, 2

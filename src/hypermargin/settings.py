@@ -155,6 +155,7 @@ class HeadOverrides(TypedDict, total=False):
     k: float
     t: float
     kind: str
+    compared: str
     counts: Any
     tau: float
     positive: float

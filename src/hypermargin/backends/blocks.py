@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from hypermargin.numerics import unit
-from hypermargin.rules import SOFTMAX, SUM_OF_SOFTPLUS, RuleAtRows
+from hypermargin.rules import SOFTMAX, RuleAtRows
+from hypermargin.rules._aggregates import Additive
 from hypermargin.rules._base import from_text
 
 # torch.mm(out_dtype=…), which gives float32 results from half operands; older versions round the results to half.
@@ -124,7 +125,7 @@ def forward(
     kind = _operand_dtype(f, operands)
     exact = torch.float32 if f.device.type == "mps" else torch.float64  # dtype of the few vectors that are summed
     at_rows = rule_at_rows(rule, length, threshold)
-    softplus = at_rows.rule.aggregate is SUM_OF_SOFTPLUS
+    aggregate = at_rows.rule.aggregate
     plain = at_rows.rule.is_softmax and _needs_no_maximum(f, weight, bias, unit_weight)
     largest = f.new_full((N,), 0.0 if plain else -math.inf)
     sums = torch.zeros(N, dtype=exact, device=f.device)
@@ -152,8 +153,8 @@ def forward(
         _mask_labels(z, local, block, -math.inf)
         if hardest and at_rows.is_identity:
             torch.maximum(top, z.amax(1), out=top)
-        if softplus:
-            z = torch.logaddexp(z, z.new_zeros(()))
+        if isinstance(aggregate, Additive):
+            z = aggregate.each(z)
         elif plain:
             z.exp_()
         else:
@@ -163,7 +164,7 @@ def forward(
             largest = new
             _mask_labels(_exp(z.sub_(finite[:, None])), local, block, 0.0)
         sums += z.sum(1)
-    if not softplus:
+    if not isinstance(aggregate, Additive):
         sums = largest.masked_fill(largest == -math.inf, 0.0) + sums.log()
     rivals = sums.to(f.dtype)
     rows = weight.index_select(0, local.clamp(min=0).flatten()).to(f.dtype)
@@ -215,10 +216,10 @@ def backward(
     dW = torch.empty_like(weight) if need_weight else weight.new_empty(0)
     db = torch.zeros_like(bias) if bias is not None and need_bias else f.new_empty(0)
     at_rows = rule_at_rows(rule, length, threshold)
-    softplus = at_rows.rule.aggregate is SUM_OF_SOFTPLUS
+    aggregate = at_rows.rule.aggregate
     by_length = f.new_zeros(0 if length is None else N, 1)
     without_maximum = bool(plain)
-    no_rivals = rivals == -math.inf  # never with a sum of softplus
+    no_rivals = rivals == -math.inf  # never with a sum
     shift = rivals.masked_fill(no_rivals, math.inf)[:, None]
     # P·factor is the gradient of z; where no maximum was subtracted from z, the factor includes exp(−R).
     factor = by_rivals.masked_fill(no_rivals, 0.0)[:, None]
@@ -245,7 +246,10 @@ def backward(
             z, P = P, at_rows.rho(P)
             if bias is not None:
                 P += bias[block]
-            P = P.sigmoid_() if softplus else P.exp_() if without_maximum else _exp(P.sub_(shift))
+            if isinstance(aggregate, Additive):
+                P = aggregate.gradient(P, rivals)
+            else:
+                P = P.exp_() if without_maximum else _exp(P.sub_(shift))
             _mask_labels(P, local, block, 0.0)
         if need_bias and bias is not None:
             db[block] = (factor.squeeze(1) @ P).to(bias.dtype)

@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 
 from hypermargin import checks, margins
 from hypermargin.common.text import parse_call
-from hypermargin.family import FAMILY
 from hypermargin.margins import Margin, NoMargin
 from hypermargin.plots.style import Display
+from hypermargin.recipes import FAMILY
 
 MARGINS = "a margin or head, like arcface or cosface:m=0.2 or sphereface:m=4,lam=5; repeatable"
 USUAL: list[str] = ["none", "sphereface:m=4", "cosface", "arcface"]

@@ -25,7 +25,7 @@ class MVSoftmax(Rule):
     t: float = number(0.2, 0.0, help="How much more a hard rival counts; 0 is no difference.")
     kind: str = choice("adaptive", ("adaptive", "fixed"), help="Whether t grows with the rival's cosine.")
     formula = "(1 + t)·c + t for c > ψ, else c"
-    needs_threshold = True
+    row_numbers = 1
 
     def rho(self, cosine: Tensor, threshold: Tensor | None) -> Tensor:
         """Return the cosine, raised where it exceeds the threshold."""

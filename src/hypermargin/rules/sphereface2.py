@@ -9,7 +9,8 @@ from torch import Tensor
 
 from hypermargin.fields import number
 from hypermargin.numerics import softplus
-from hypermargin.rules._base import SUM_OF_SOFTPLUS, Rule, register
+from hypermargin.rules._aggregates import SUM_OF_SOFTPLUS
+from hypermargin.rules._base import Rule, register
 
 
 @register("sphereface2")
