@@ -23,8 +23,25 @@ from hypermargin.margins import (
     SphereFace,
     X2Softmax,
 )
+from hypermargin.margins import Circle as CircleMargin
+from hypermargin.margins import LiArcFace as LiArcFaceMargin
+from hypermargin.margins import NPCFace as NPCFaceMargin
 from hypermargin.margins import SphereFace2 as SphereFace2Margin
-from hypermargin.rules import SOFTMAX, CurricularFace, MVSoftmax, Rule, SphereFace2
+from hypermargin.rules import (
+    SOFTMAX,
+    ArcNegFace,
+    Circle,
+    CurricularFace,
+    DoubleMargin,
+    Filter,
+    InterTopK,
+    LiArcFace,
+    MVSoftmax,
+    NPCFace,
+    Rule,
+    SphereFace2,
+    SphereFaceR,
+)
 from hypermargin.schedule import LambdaAnnealing, Schedule
 from hypermargin.settings import HeadSettings
 
@@ -206,8 +223,58 @@ FAMILY: dict[str, Recipe] = {
     ),
     "curricularface": Recipe(
         ArcFace(m=0.5), rule=CurricularFace(), scale=64.0, group=RIVALS,
-        good="hard rivals count for more as training goes on", bad="at first for less; mislabelled ones count as hard",
+        good="hard rivals count for more as training goes on", bad="at first for less; wrong labels are hard too",
         paper="Huang et al. 2020, arXiv:2004.00288",
+    ),
+    "npcface": Recipe(
+        NPCFaceMargin(), rule=NPCFace(), scale=64.0, group=RIVALS,
+        good="hard rivals raise the row's own margin too", bad="two more passes over the classes; five numbers",
+        paper="Zeng et al. 2020, arXiv:2007.10172",
+    ),
+    "arcnegface": Recipe(
+        ArcFace(m=0.5), rule=ArcNegFace(), scale=64.0, group=RIVALS,
+        good="rivals count by how near they are to the target", bad="far ones keep a logit near −s",
+        paper="Liu et al. 2019, arXiv:1909.00632",
+    ),
+    "inter-topk": Recipe(
+        ArcFace(m=0.2), rule=InterTopK(), scale=32.0, group=RIVALS,
+        good="presses the nearest classes apart", bad="a second pass over the classes; k and m′ to choose",
+        paper="Zhao et al. 2021, arXiv:2110.05042",
+    ),
+    "circle": Recipe(
+        CircleMargin(), rule=Circle(), scale=256.0, group=RIVALS,
+        good="what is far from its goal counts for more", bad="scale and m hard to choose",
+        paper="Sun et al. 2020, arXiv:2002.10857",
+    ),
+    "li-arcface": Recipe(
+        LiArcFaceMargin(), rule=LiArcFace(), scale=64.0, group=RIVALS,
+        good="the same slope at every angle", bad="steep for rivals on the feature or opposite to it",
+        paper="Li et al. 2019, arXiv:1907.12256",
+    ),
+    "double-margin": Recipe(
+        ArcFace(m=0.2), rule=DoubleMargin(), scale=32.0, group=RIVALS,
+        good="a margin from both sides", bad="rivals within m are pushed nearer",
+        paper="Tong et al. 2021, asv-subtools",
+    ),
+    "filter": Recipe(
+        CosFace(m=0.4), rule=Filter(), scale=64.0, group=RIVALS,
+        good="bears one person under two labels", bad="leaves alone what is really hard",
+        paper="An et al. 2022, arXiv:2203.15565",
+    ),
+    "sphereface-r-v0": Recipe(
+        SphereFace(m=1.5), scale=30.0, group=PSI,
+        good="sphereface without λ", bad="bands as thin as sphereface's between close classes",
+        paper="Liu et al. 2022, arXiv:2109.05565",
+    ),
+    "sphereface-r-v1": Recipe(
+        SphereFace(m=1.5, beyond="flat"), scale=30.0, group=PSI,
+        good="as sphereface-r-v0", bad="the hardest samples teach nothing",
+        paper="Liu et al. 2022, arXiv:2109.05565",
+    ),
+    "sphereface-r-v2": Recipe(
+        NoMargin(), rule=SphereFaceR(), scale=30.0, group=RIVALS,
+        good="the margin is on the rivals", bad="steep for rivals opposite to the feature",
+        paper="Liu et al. 2022, arXiv:2109.05565",
     ),
     "sphereface2": Recipe(
         SphereFace2Margin(), rule=SphereFace2(), bias="shared", scale=40.0, group=ONE_PER_CLASS,

@@ -156,6 +156,12 @@ class HeadOverrides(TypedDict, total=False):
     t: float
     kind: str
     compared: str
+    alpha: float
+    m_prime: float
+    more: float
+    reach: float
+    above: float
+    derivative: str
     counts: Any
     tau: float
     positive: float

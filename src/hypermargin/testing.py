@@ -209,7 +209,7 @@ def check_backend(
             ours_double = outcome(found, torch.float64) if float64 else right
             for what, value in right.items():
                 size = value.abs().nan_to_num(posinf=0.0).max().item() if value.numel() else 0.0
-                size = size or 1.0  # where all values are 0; the logits are about 1 to 10
+                size = size if size > 1e-6 else 1.0  # where all values are 0; the logits are about 1 to 10
                 off = _distance(ours_double[what], value)
                 if off > 1e-9 * size:
                     problems.append(f"{setting}: {what} is off by {off:.3g} in float64")

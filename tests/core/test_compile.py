@@ -63,6 +63,10 @@ def test_a_training_step_compiles_with_inductor(name, options):
 SLOTS = [
     {"rule": rules.MVSoftmax()},
     {"rule": rules.CurricularFace(0.5)},
+    {"rule": rules.InterTopK(2, 0.2), "centres": 2},
+    {"margin": margins.NPCFace(), "rule": rules.NPCFace()},
+    {"margin": margins.Circle(), "rule": rules.Circle()},
+    {"margin": margins.LiArcFace(), "rule": rules.LiArcFace()},
     {"rule": rules.MVSoftmax(0.4, "fixed"), "centres": 2, "learn_scale": True},
     {"margin": margins.SphereFace2(), "rule": rules.SphereFace2(), "bias": "shared"},
     {"margin": margins.AdaFace(momentum=0.3), "class_offsets": [0.0, 1.0, 0.0, 2.0, 0.0]},

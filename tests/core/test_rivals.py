@@ -106,7 +106,135 @@ def test_a_row_that_is_not_finite_does_not_stay_in_t():
     assert head.rule_state.t.isfinite()
 
 
-HEADS = ["curricularface"]
+def in_one(cosine_loss):
+    """A formula of cosines and labels, as one of a head and a batch."""
+    return lambda head, x, y: cosine_loss(cosines(head, x), y)
+
+
+def circle(c, y, s=256.0, m=0.25):
+    """Sun et al. 2020, equation 6, with one positive and the rivals of a row."""
+    target = s * (1 + m - own(c, y)).clamp(min=0).detach() * (own(c, y) - (1 - m))
+    return softmax(s * (c + m).clamp(min=0).detach() * (c - m), target, y)
+
+
+def arcnegface(c, y, s=64.0, m=0.5):
+    """As in FaceX-Zoo: beyond π − m the target is c − m·sin m."""
+    theta = angle(own(c, y))
+    psi = torch.where(theta + m <= math.pi, (theta + m).cos(), theta.cos() - m * math.sin(m))
+    w = (1.2 * torch.exp(-((c - psi) ** 2) / 2)).detach()
+    return softmax(s * (w * c + w - 1), s * psi, y)
+
+
+def npcface(c, y, s=64.0):
+    """As in FaceX-Zoo: m_i = 0.4 + 0.2·(mean hard cosine), easy margin."""
+    theta = angle(own(c, y))
+    hard = (c > (theta + 0.5).cos()) & others(c, y)
+    mean = (c * hard).sum(1) / hard.sum(1).clamp(min=1)
+    m = (0.4 + 0.2 * mean).detach()[:, None]
+    psi = torch.where(theta < math.pi / 2, (theta + m).cos(), theta.cos())
+    return softmax(s * torch.where(hard, 1.1 * c + 0.2, c), s * psi, y)
+
+
+def inter_topk(c, y, s=32.0, m=0.2, k=5, m_prime=0.06):
+    """As in WeSpeaker: the k largest rivals by topk and scatter; beyond π − m the target is c − (1 − cos m)."""
+    theta = angle(own(c, y))
+    psi = torch.where(theta + m <= math.pi, (theta + m).cos(), theta.cos() - (1 - math.cos(m)))
+    nearest = c.masked_fill(~others(c, y), -2.0).topk(min(k, c.shape[1] - 1)).indices
+    near = torch.zeros_like(c).scatter(1, nearest, 1.0).bool()
+    rivals = torch.where(near, c * math.cos(m_prime) + (1 - c**2).sqrt() * math.sin(m_prime), c)
+    return softmax(s * rivals, s * psi, y)
+
+
+def li_arcface(c, y, s=64.0, m=0.45):
+    theta = angle(c)
+    return softmax(s * (math.pi - 2 * theta) / math.pi, s * (math.pi - 2 * (own(theta, y) + m)) / math.pi, y)
+
+
+def sphereface_r(c, y, s=30.0, m=1.5, straight=False):
+    rivals = (angle(c) / m).cos()
+    rivals = c + (rivals - c).detach() if straight else rivals
+    return softmax(s * rivals, s * own(c, y), y)
+
+
+def double_margin(c, y, s=32.0, m=0.2):
+    return softmax(s * (angle(c) - m).cos(), s * (angle(own(c, y)) + m).cos(), y)
+
+
+def filtered(c, y, s=64.0, m=0.4):
+    return softmax(s * torch.where(c > 0.4, 0.0, c), s * (own(c, y) - m), y)
+
+
+FORMULAS = {
+    "circle": (in_one(circle), {}),
+    "arcnegface": (in_one(arcnegface), {"beyond": "linear"}),
+    "npcface": (in_one(npcface), {"beyond": "easy"}),
+    "inter-topk": (in_one(inter_topk), {"beyond": "continuous"}),
+    "li-arcface": (in_one(li_arcface), {}),
+    "sphereface-r-v2": (in_one(sphereface_r), {}),
+    "double-margin": (in_one(double_margin), {"beyond": "none"}),
+    "filter": (in_one(filtered), {}),
+}
+
+
+@over_backends
+@pytest.mark.parametrize("name", FORMULAS)
+def test_formulas(backend, name):
+    formula, overrides = FORMULAS[name]
+    for seed in range(4):
+        head, x, y = made(name, seed, backend=backend, **overrides)
+        leaves = [x, head.weight] if head.bias is None else [x, head.weight, head.bias]
+        agree(head(x, y), formula(head, x, y), *leaves)
+
+
+@over_backends
+def test_variants(backend):
+    """Of a rule and its numbers, each against the same formula."""
+    for name, overrides, formula in (
+        ("circle", {"m": 0.4, "scale": 80.0}, lambda c, y: circle(c, y, 80.0, 0.4)),
+        ("inter-topk", {"k": 1, "m_prime": 0.3}, lambda c, y: inter_topk(c, y, k=1, m_prime=0.3)),
+        ("inter-topk", {"k": 50}, lambda c, y: inter_topk(c, y, k=50)),
+        ("sphereface-r-v2", {"derivative": "straight", "m": 2.0},
+         lambda c, y: sphereface_r(c, y, m=2.0, straight=True)),
+        ("double-margin", {"kind": "cosine", "margin": hm.margins.CosFace(0.2)},
+         lambda c, y: softmax(32 * (c + 0.2), 32 * (own(c, y) - 0.2), y)),
+    ):  # fmt: skip
+        overrides = {"beyond": "continuous"} | overrides if name == "inter-topk" else overrides
+        head, x, y = made(name, backend=backend, **overrides)
+        agree(head(x, y), in_one(formula)(head, x, y), x, head.weight)
+
+
+def test_a_second_margin_in_the_cosine_is_cosface_with_both():
+    head, x, y = made("double-margin", kind="cosine", margin=hm.margins.CosFace(0.2))
+    both = hm.margin_softmax(x, head.weight, y, hm.margins.CosFace(0.4), scale=32.0)
+    torch.testing.assert_close(head(x, y), both)
+
+
+@over_backends
+def test_the_nearest_classes_are_counted_by_their_nearest_centre(backend):
+    head, x, y = made("inter-topk", centres=3, k=2, backend=backend)
+    c = cosines(head, x)
+    by_class = c.unflatten(1, (-1, 3)).amax(-1).masked_fill(~others(c[:, ::3], y), -2.0)
+    limit = by_class.topk(2).values[:, 1:]
+    mine = F.one_hot(y, C).bool().repeat_interleave(3, 1)
+    near = (c >= limit) & ~mine
+    rivals = torch.where(near, (angle(c) - 0.06).cos(), c).masked_fill(mine, -torch.inf)
+    target = (angle(c.masked_fill(~mine, -2.0).amax(1)) + 0.2).cos()
+    loss = F.cross_entropy(32 * torch.cat((target[:, None], rivals), 1), torch.zeros_like(y))
+    agree(head(x, y), loss, x, head.weight)
+
+
+def test_classes_as_near_as_the_kth_count_too():
+    head, x, y = made("inter-topk", k=1)
+    with torch.no_grad():
+        head.weight[1:4] = head.weight[1]
+    y = torch.zeros_like(y)
+    x = head.weight[1:2].detach() + 0.01 * x
+    one, three = head(x, y), made("inter-topk", k=3)[0]
+    three.weight.data.copy_(head.weight.data)
+    torch.testing.assert_close(one, three(x, y))
+
+
+HEADS = ["curricularface", *FORMULAS]
 
 
 @pytest.mark.parametrize("name", HEADS)
@@ -156,3 +284,33 @@ def test_with_a_sample_of_the_classes(name):
 def test_every_rule_keeps_the_laws():
     for name in rules.names():
         hm.testing.check_rule(rules.get(name)())
+    hm.testing.check_rule(rules.SphereFaceR(derivative="straight"))
+    hm.testing.check_backend(Chunked(chunk=4))
+
+
+def test_a_weight_without_gradient_must_be_declared():
+    class Undeclared(rules.Circle):
+        detached = False
+
+    with pytest.raises(hm.testing.LawBroken, match="If a factor of ρ counts as constant, say detached = True"):
+        hm.testing.check_rule(Undeclared())
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: rules.InterTopK(k=2.5), r"InterTopK\(k=…\) must be a whole number; got 2.5"),
+        (lambda: hm.create_head("curricularface", D, C, label_smoothing=0.1), "is about softmax's logits"),
+        (lambda: hm.create_head("npcface", D, C, unit_weight=False), "needs unit_weight=True"),
+        (lambda: mixed("inter-topk"), "has a threshold per row, and mix gives a row two targets"),
+        (lambda: mixed("arcnegface"), "has a threshold per row, and mix gives a row two targets"),
+    ],
+)
+def test_what_does_not_go_together(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
+
+
+def mixed(name):
+    head, x, y = made(name)
+    return head(x, y, mix=(y.flip(0), 0.3))

@@ -37,7 +37,8 @@ PathLike = str | os.PathLike[str]
 PREFIXES = ("", "head.", "module.", "state_dict_softmax_fc.")
 # Of our own, what does not go by class.
 REST = (
-    "scale", "sampled_steps", "classes_held", "schedules.", "row_margin.", "rule_state.", "row_terms.", "optimizer.",
+    "scale", "sampled_steps", "classes_held", "schedules.", "row_margin.", "rule_state.", "row_terms.",
+    "optimizer.",
 )  # fmt: skip
 ENDINGS = (*STATES, ".npy")
 

@@ -4,12 +4,15 @@ from hypermargin.fields import number_fields
 from hypermargin.margins._base import Margin, MarginAtRows, RowFacts, RowMargin, g, get, names, register
 from hypermargin.margins.adaface import AdaFace
 from hypermargin.margins.arcface import ArcFace
+from hypermargin.margins.circle import Circle
 from hypermargin.margins.combined import Combined
 from hypermargin.margins.cosface import CosFace
 from hypermargin.margins.elasticface import ElasticArcFace, ElasticCosFace
 from hypermargin.margins.expface import ExpFace
+from hypermargin.margins.li_arcface import LiArcFace
 from hypermargin.margins.magface import MagFace
 from hypermargin.margins.nomargin import NoMargin
+from hypermargin.margins.npcface import NPCFace
 from hypermargin.margins.piecewise import Piecewise
 from hypermargin.margins.sphereface import SphereFace
 from hypermargin.margins.sphereface2 import SphereFace2
@@ -18,14 +21,17 @@ from hypermargin.margins.x2softmax import X2Softmax
 __all__ = [
     "AdaFace",
     "ArcFace",
+    "Circle",
     "Combined",
     "CosFace",
     "ElasticArcFace",
     "ElasticCosFace",
     "ExpFace",
+    "LiArcFace",
     "MagFace",
     "Margin",
     "MarginAtRows",
+    "NPCFace",
     "NoMargin",
     "Piecewise",
     "RowFacts",
