@@ -200,6 +200,11 @@ def every_slot(ranks):
         (ArcFace(), {"rule": rules.InterTopK(2, 0.3)}),
         (ArcFace(), {"rule": rules.InterTopK(9, 0.3), "centres": 2}),
         (ArcFace(), {"rule": rules.ArcNegFace()}),
+        (SphereFace2(variant="A"), {"rule": rules.SphereFace2(variant="A"), "bias": "shared"}),
+        (CosFace(0.4), {"rule": rules.UniFace(), "bias": True}),
+        (margins.SFace(), {"rule": rules.SFace()}),
+        (margins.P2SGrad(), {"rule": rules.P2SGrad()}),
+        (margins.P2SGrad(), {"rule": rules.P2SGrad(), "centres": 2}),
         (margins.NPCFace(), {"rule": rules.NPCFace()}),
         (margins.LiArcFace(), {"rule": rules.LiArcFace()}),
         (ArcFace(), {"centres": 3}),
@@ -216,6 +221,7 @@ def every_slot(ranks):
     for mix in (0.3, "rows"):
         agree(ranks, SphereFace2(), mix=mix, rule=rules.SphereFace2(), bias="shared", scale=8.0)
         agree(ranks, ArcFace(), mix=mix, centres=2, scale=8.0)
+        agree(ranks, margins.P2SGrad(), mix=mix, rule=rules.P2SGrad(), scale=8.0)
     _, many = agree(ranks, AdaFace(momentum=0.3), scale=8.0, steps=2)
     means = [torch.empty(()) for _ in range(ranks.world)]
     dist.all_gather(means, many.row_margin.mean.float(), group=ranks.group)

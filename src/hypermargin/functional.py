@@ -104,7 +104,7 @@ def margin_softmax(
         facts = RowFacts(rows.x, rows.norm, batch.y, LookAhead(rows, table, layout), layout.shared)
         psi = margin.at(row_margin(table.margins(batch.m, rows.x.dtype), facts), lam, gradient)
         at_rows = rule.at(rows.length, rule_state(rule, facts, psi))
-        rivals = table.rivals(backend, rows.f, at_rows, rival_sum=label_smoothing > 0)
+        rivals = rule.rivals(backend, rows.f, table, at_rows, rival_sum=label_smoothing > 0)
         own = target_of(rows, rivals.rows, table)  # product, angle and norm from the rows of the labels
         T = own.product + own.length * psi.lift(own.angle)
         share = share_of(rivals, T, own, table, rows, rule, [term(facts) for term in row_terms])

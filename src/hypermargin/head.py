@@ -186,7 +186,9 @@ class MarginHead(nn.Module):
         layout = WHOLE if self.weight.is_meta else self.layout
         layout.first_weights(self.weight, self.dim**-0.5)
         if self.bias is not None:
-            nn.init.constant_(self.bias, self.settings.rule.first_bias(self.classes, self.settings.first_scale))
+            rate = 1.0 if self.settings.sample is None else self.settings.sample.rate
+            in_a_step = math.ceil(rate * self.classes)
+            nn.init.constant_(self.bias, self.settings.rule.first_bias(in_a_step, self.settings.first_scale))
         with torch.no_grad():
             for name, value in self._first.items():
                 getattr(self, name).copy_(value)

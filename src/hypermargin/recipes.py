@@ -26,6 +26,8 @@ from hypermargin.margins import (
 from hypermargin.margins import Circle as CircleMargin
 from hypermargin.margins import LiArcFace as LiArcFaceMargin
 from hypermargin.margins import NPCFace as NPCFaceMargin
+from hypermargin.margins import P2SGrad as P2SGradMargin
+from hypermargin.margins import SFace as SFaceMargin
 from hypermargin.margins import SphereFace2 as SphereFace2Margin
 from hypermargin.rules import (
     SOFTMAX,
@@ -38,9 +40,12 @@ from hypermargin.rules import (
     LiArcFace,
     MVSoftmax,
     NPCFace,
+    P2SGrad,
     Rule,
+    SFace,
     SphereFace2,
     SphereFaceR,
+    UniFace,
 )
 from hypermargin.schedule import LambdaAnnealing, Schedule
 from hypermargin.settings import HeadSettings
@@ -280,6 +285,26 @@ FAMILY: dict[str, Recipe] = {
         SphereFace2Margin(), rule=SphereFace2(), bias="shared", scale=40.0, group=ONE_PER_CLASS,
         good="one question per class: no class needs to see the others", bad="no probabilities; two more numbers",
         paper="Wen et al. 2022, arXiv:2108.01513",
+    ),
+    "uniface": Recipe(
+        CosFace(m=0.4), rule=UniFace(), bias="shared", scale=64.0, group=ONE_PER_CLASS,
+        good="learns one threshold that verification can use", bad="no probabilities; cosines must pass b/s",
+        paper="Zhou et al. 2023, ICCV",
+    ),
+    "uniface-bce": Recipe(
+        CosFace(m=0.4), rule=UniFace(), bias=True, scale=64.0, group=ONE_PER_CLASS,
+        good="as uniface", bad="as uniface, and a threshold for every class",
+        paper="Zhou et al. 2023, ICCV",
+    ),
+    "sface": Recipe(
+        SFaceMargin(), rule=SFace(), scale=64.0, group=ONE_PER_CLASS,
+        good="leaves alone what is near enough, so bears wrong labels", bad="two angles to choose",
+        paper="Zhong et al. 2021, arXiv:2205.12010",
+    ),
+    "p2sgrad": Recipe(
+        P2SGradMargin(), rule=P2SGrad(), scale=1.0, group=ONE_PER_CLASS,
+        good="no scale, no margin, and no N×C work", bad="nothing to set",
+        paper="Zhang et al. 2019, arXiv:1905.02479",
     ),
     "subcenter-arcface": Recipe(
         ArcFace(m=0.5), centres=3, scale=64.0, group=CENTRES,

@@ -162,6 +162,9 @@ class HeadOverrides(TypedDict, total=False):
     reach: float
     above: float
     derivative: str
+    variant: str
+    l: float  # noqa: E741
+    b: float
     counts: Any
     tau: float
     positive: float

@@ -164,7 +164,41 @@ def filtered(c, y, s=64.0, m=0.4):
     return softmax(s * torch.where(c > 0.4, 0.0, c), s * (own(c, y) - m), y)
 
 
+def sphereface2_a(head, x, y, s=32.0, m=0.15, t=3.0, positive=0.7):
+    """As in WeSpeaker: without 1/s; beyond π − m the target is c − (1 − cos m)."""
+    c = cosines(head, x)
+    theta = angle(own(c, y))
+    target = torch.where(theta + m <= math.pi, (theta + m).cos(), theta.cos() - (1 - math.cos(m)))
+    near = c * math.cos(m) + (1 - c**2).sqrt() * math.sin(m)
+    g = lambda z: 2 * ((z + 1) / 2) ** t - 1  # noqa: E731
+    yes = F.softplus(-(s * g(target) + head.bias)).squeeze(1)
+    no = (F.softplus(s * g(near) + head.bias) * others(c, y)).sum(1)
+    return (positive * yes + (1 - positive) * no).mean()
+
+
+def uniface(head, x, y, s=64.0, m=0.4):
+    """Zhou et al. 2023, equations 10 and 12; b is minus the bias, one for all or one per class."""
+    c, b = cosines(head, x), -head.bias.expand(C)
+    yes = F.softplus(-(s * (own(c, y).squeeze(1) - m) - b[y]))
+    return (yes + (F.softplus(s * c - b) * others(c, y)).sum(1)).mean()
+
+
+def sface(c, y, s=64.0, k=80.0, a=0.8, b=1.23):
+    theta = angle(c)
+    w, v = (k * (own(theta, y) - a)).sigmoid().detach(), (k * (b - theta)).sigmoid().detach()
+    return (-s * w * own(c, y) + s * (v * c * others(c, y)).sum(1, keepdim=True)).mean()
+
+
+def p2sgrad(c, y):
+    return (c - F.one_hot(y, c.shape[1])).square().sum(1).mean() / 2
+
+
 FORMULAS = {
+    "sphereface2": (sphereface2_a, {"variant": "A", "m": 0.15, "scale": 32.0, "weight": 32.0}),
+    "uniface": (uniface, {}),
+    "uniface-bce": (uniface, {}),
+    "sface": (in_one(sface), {}),
+    "p2sgrad": (in_one(p2sgrad), {}),
     "circle": (in_one(circle), {}),
     "arcnegface": (in_one(arcnegface), {"beyond": "linear"}),
     "npcface": (in_one(npcface), {"beyond": "easy"}),

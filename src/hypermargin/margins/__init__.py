@@ -13,7 +13,9 @@ from hypermargin.margins.li_arcface import LiArcFace
 from hypermargin.margins.magface import MagFace
 from hypermargin.margins.nomargin import NoMargin
 from hypermargin.margins.npcface import NPCFace
+from hypermargin.margins.p2sgrad import P2SGrad
 from hypermargin.margins.piecewise import Piecewise
+from hypermargin.margins.sface import SFace
 from hypermargin.margins.sphereface import SphereFace
 from hypermargin.margins.sphereface2 import SphereFace2
 from hypermargin.margins.x2softmax import X2Softmax
@@ -33,9 +35,11 @@ __all__ = [
     "MarginAtRows",
     "NPCFace",
     "NoMargin",
+    "P2SGrad",
     "Piecewise",
     "RowFacts",
     "RowMargin",
+    "SFace",
     "SphereFace",
     "SphereFace2",
     "X2Softmax",

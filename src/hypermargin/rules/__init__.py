@@ -14,9 +14,12 @@ from hypermargin.rules.inter_topk import InterTopK
 from hypermargin.rules.li_arcface import LiArcFace
 from hypermargin.rules.mv_softmax import MVSoftmax
 from hypermargin.rules.npcface import NPCFace
+from hypermargin.rules.p2sgrad import P2SGrad
+from hypermargin.rules.sface import SFace
 from hypermargin.rules.softmax import SOFTMAX, Softmax
 from hypermargin.rules.sphereface2 import SphereFace2
 from hypermargin.rules.sphereface_r import SphereFaceR
+from hypermargin.rules.uniface import UniFace
 
 __all__ = [
     "LOG_SUM_EXP",
@@ -34,12 +37,15 @@ __all__ = [
     "LiArcFace",
     "MVSoftmax",
     "NPCFace",
+    "P2SGrad",
     "Rule",
     "RuleAtRows",
     "RuleState",
+    "SFace",
     "Softmax",
     "SphereFace2",
     "SphereFaceR",
+    "UniFace",
     "get",
     "names",
     "register",

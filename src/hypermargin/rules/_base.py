@@ -17,6 +17,8 @@ from hypermargin.registry import Registry
 from hypermargin.rules._aggregates import LOG_SUM_EXP, Aggregate
 
 if TYPE_CHECKING:
+    from hypermargin.backends import Backend, Rivals
+    from hypermargin.layout import ClassTable
     from hypermargin.margins import MarginAtRows, RowFacts
 
 
@@ -67,12 +69,18 @@ class Rule:
         """Return the module that holds what the rule learns from batch to batch; the base's holds nothing."""
         return RuleState()
 
+    def rivals(
+        self, backend: Backend, f: Tensor, table: ClassTable, at_rows: RuleAtRows, *, rival_sum: bool = False
+    ) -> Rivals:
+        """Return the rivals of scaled features `f`; the base lets the backend compute them."""
+        return table.rivals(backend, f, at_rows, rival_sum=rival_sum)
+
     def link(self, R: Tensor, T: Tensor, scale: Tensor | float) -> Tensor:
         """Return the loss of each row from its rivals R and target T, both (N,); `scale` is s, without gradient."""
         return softplus(R - T)
 
     def first_bias(self, classes: int, scale: float) -> float:
-        """Return the initial value of a learned bias."""
+        """Return the initial value of a learned bias, where so many classes take part in a step."""
         return 0.0
 
     def at(self, length: Tensor | None = None, threshold: Tensor | None = None) -> RuleAtRows:
@@ -99,8 +107,12 @@ class RuleAtRows(NamedTuple):
 
     def cosine(self, z: Tensor) -> Tensor:
         """Return cos θ; 0 where f is zero, or so short that 1/|f| is infinite."""
+        return z / self.divisor()
+
+    def divisor(self) -> Tensor:
+        """Return |f|, (N, 1); 1 where f is zero, or so short that 1/|f| is infinite."""
         assert self.length is not None
-        return z / self.length.masked_fill(self._no_direction(), 1.0)
+        return self.length.masked_fill(self._no_direction(), 1.0)
 
     def _no_direction(self) -> Tensor:
         assert self.length is not None

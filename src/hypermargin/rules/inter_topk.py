@@ -47,7 +47,8 @@ class InterTopK(Rule):
     def of_rows(self, rows: RowFacts, psi: MarginAtRows) -> Tensor:
         """Return a number between the k-th largest cosine of a rival and the next, (N, 1); −2 if all count.
 
-        It is halfway, since the backend's cosines are rounded differently; but just below the k-th, so that ties count.
+        It is halfway, since the backend's cosines are rounded differently; but just below the k-th, so that ties
+        count.
         """
         last, next_one = rows.ahead.largest_rivals(int(self.k) + 1)[:, -2:].chunk(2, 1)
         below = last - 8 * torch.finfo(last.dtype).eps
