@@ -22,8 +22,9 @@ class LiArcFace(Margin):
 
     @property
     def breaks(self) -> frozenset[str]:
-        """The laws not kept: ψ without a margin is 1 − 2θ/π, which lies above the cosine past π/2."""
-        return frozenset({"below cos", "plain at zero"})
+        """The laws not kept: ψ without a margin is 1 − 2θ/π, up to 0.2105 above the cosine past π/2."""
+        above = math.sqrt(1 - 4 / math.pi**2) - 1 + 2 / math.pi * math.asin(2 / math.pi)  # where sin θ = 2/π
+        return frozenset({"plain at zero"} | ({"below cos"} if 2 / math.pi * self.m < above else set()))
 
     def psi(self, theta: Tensor, m: Tensor | None = None) -> Tensor:
         """Return ψ(θ) = 1 − 2(θ + m)/π."""
