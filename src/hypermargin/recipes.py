@@ -222,7 +222,7 @@ FAMILY: dict[str, Recipe] = {
         paper="Wang et al. 2020, arXiv:1912.00833",
     ),
     "mv-arcface": Recipe(
-        ArcFace(m=0.5), rule=MVSoftmax(), scale=32.0, group=RIVALS,
+        ArcFace(m=0.35), rule=MVSoftmax(), scale=32.0, group=RIVALS,
         good="as mv-am-softmax", bad="as mv-am-softmax",
         paper="Wang et al. 2020, arXiv:1912.00833",
     ),
@@ -233,7 +233,7 @@ FAMILY: dict[str, Recipe] = {
     ),
     "npcface": Recipe(
         NPCFaceMargin(), rule=NPCFace(), scale=64.0, group=RIVALS,
-        good="hard rivals raise the row's own margin too", bad="two more passes over the classes; five numbers",
+        good="hard rivals raise the row's own margin too", bad="a second pass over the classes; five numbers",
         paper="Zeng et al. 2020, arXiv:2007.10172",
     ),
     "arcnegface": Recipe(

@@ -38,12 +38,9 @@ def test_keeps_the_laws_it_promises(margin):
 
 
 BREAKING = [
-    margins.Circle(),
-    margins.SFace(),
-    margins.LiArcFace(),
-    margins.P2SGrad(),
+    margins.Circle(), margins.SFace(), margins.LiArcFace(), margins.LiArcFace(0.2), margins.P2SGrad(),
     margins.SphereFace2(variant="A"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("margin", PUBLISHED_VARIANTS + BREAKING, ids=str)

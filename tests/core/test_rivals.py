@@ -315,6 +315,71 @@ def test_with_a_sample_of_the_classes(name):
         torch.testing.assert_close(loss, part(x, torch.searchsorted(drawn[::K] // K, y)))
 
 
+@pytest.mark.parametrize("name", HEADS)
+def test_second_derivatives_are_those_of_dense(name):
+    """Which is plain autograd: a weight that counts as constant does so twice."""
+    found = []
+    for backend in ("dense", Chunked(chunk=3)):
+        head, x, y = made(name, classes=4, rows=3, backend=backend, **({} if name == "p2sgrad" else {"scale": 4.0}))
+        leaves = (x, head.weight)
+        grads = torch.autograd.grad(head.eval()(x, y), leaves, create_graph=True)
+        found.append(torch.autograd.grad(sum(g.square().sum() for g in grads), leaves))
+    for dense, chunked in zip(*found, strict=True):
+        torch.testing.assert_close(chunked, dense, rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.25])
+def test_uniface_begins_with_the_threshold_of_the_classes_of_a_step(rate):
+    head = hm.create_head("uniface", D, 400, sample=hm.PartialFC(rate))
+    torch.testing.assert_close(head.bias.item(), -math.log(10 * 400 * rate), rtol=1e-6, atol=0)
+
+
+def test_sphereface2_begins_where_its_gradient_is_zero_also_with_a_margin_on_the_angle():
+    """At cosines of 0: dL/db = −positive·σ(−T) + (1 − positive)(C − 1)·σ(ρ) = 0."""
+    for classes, s in ((2, 8.0), (1000, 32.0)):
+        b = rules.SphereFace2(0.15, variant="A").first_bias(classes, s)
+        g = lambda c: 2 * ((c + 1) / 2) ** 3 - 1  # noqa: E731
+        log_yes = math.log(0.7) - math.log1p(math.exp(s * g(-math.sin(0.15)) + b))
+        log_no = math.log(0.3 * (classes - 1)) - math.log1p(math.exp(-(s * g(math.sin(0.15)) + b)))
+        assert math.isclose(log_yes, log_no, abs_tol=1e-9)
+
+
+def test_no_matrix_of_rows_and_classes_is_made_for_p2sgrad():
+    class Refusing(hm.backends.Dense):
+        def __call__(self, *_, **__):
+            raise AssertionError("it was asked for the N×C work")
+
+        def fitted(self, call):
+            return self
+
+    head, x, y = made("p2sgrad", backend=Refusing())
+    assert head(x, y).isfinite()
+    head, x, y = made("p2sgrad", bias=True)  # which enters every rival
+    head.bias.data.normal_()
+    extra = head.bias.sum() - 2 * head.bias[y].mean()
+    torch.testing.assert_close(head(x, y), p2sgrad(cosines(head, x), y) + extra)
+
+
+def test_the_labels_of_a_mixture_are_left_out_once():
+    head, x, y = made("p2sgrad", reduction="none")
+    other = y.roll(1)
+    other[:3] = y[:3]
+    dense, _, _ = made("p2sgrad", reduction="none", bias=True, backend="dense")
+    dense.load_state_dict(head.state_dict() | {"bias": torch.zeros(C)})
+    torch.testing.assert_close(head(x, y, mix=(other, 0.3)), dense(x, y, mix=(other, 0.3)))
+
+
+def test_files_keep_t(tmp_path):
+    head, x, y = made("curricularface", momentum=0.5)
+    head(x, y)
+    hm.heads.write(head, tmp_path / "head.safetensors")
+    found = hm.heads.read(tmp_path / "head.safetensors")
+    assert torch.equal(found.entries()["rule_state.t"], head.rule_state.t)
+    t = head.rule_state.t.clone()
+    hm.heads.remove_classes(head, [2])
+    assert torch.equal(head.rule_state.t, t)
+
+
 def test_every_rule_keeps_the_laws():
     for name in rules.names():
         hm.testing.check_rule(rules.get(name)())
