@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from hypermargin.family import FAMILY
+from hypermargin.recipes import FAMILY
 
 D = 6
 

@@ -195,6 +195,18 @@ def every_slot(ranks):
         (SphereFace2(), {"rule": rules.SphereFace2(), "bias": "shared", "learn_scale": True}),
         (SphereFace2(), {"rule": rules.SphereFace2(), "bias": True, "reduction": "none"}),
         (AdaFace(momentum=0.3), {"steps": 3}),
+        (ArcFace(), {"rule": rules.CurricularFace(0.3), "steps": 3}),
+        (margins.Circle(), {"rule": rules.Circle()}),
+        (ArcFace(), {"rule": rules.InterTopK(2, 0.3)}),
+        (ArcFace(), {"rule": rules.InterTopK(9, 0.3), "centres": 2}),
+        (ArcFace(), {"rule": rules.ArcNegFace()}),
+        (SphereFace2(variant="A"), {"rule": rules.SphereFace2(variant="A"), "bias": "shared"}),
+        (CosFace(0.4), {"rule": rules.UniFace(), "bias": True}),
+        (margins.SFace(), {"rule": rules.SFace()}),
+        (margins.P2SGrad(), {"rule": rules.P2SGrad()}),
+        (margins.P2SGrad(), {"rule": rules.P2SGrad(), "centres": 2}),
+        (margins.NPCFace(), {"rule": rules.NPCFace()}),
+        (margins.LiArcFace(), {"rule": rules.LiArcFace()}),
         (ArcFace(), {"centres": 3}),
         (CosFace(), {"centres": 2, "rule": MVSoftmax(), "class_margins": [0.1, 0.2, 0.3, 0.4, 0.3, 0.2, 0.1]}),
         (ArcFace(), {"class_offsets": [0.0, -1.0, 2.0, 0.5, 0.0, 1.0, -3.0], "bias": "shared"}),
@@ -209,11 +221,16 @@ def every_slot(ranks):
     for mix in (0.3, "rows"):
         agree(ranks, SphereFace2(), mix=mix, rule=rules.SphereFace2(), bias="shared", scale=8.0)
         agree(ranks, ArcFace(), mix=mix, centres=2, scale=8.0)
+        agree(ranks, margins.P2SGrad(), mix=mix, rule=rules.P2SGrad(), scale=8.0)
     _, many = agree(ranks, AdaFace(momentum=0.3), scale=8.0, steps=2)
     means = [torch.empty(()) for _ in range(ranks.world)]
     dist.all_gather(means, many.row_margin.mean.float(), group=ranks.group)
     assert all(torch.equal(each, means[0]) for each in means), "every rank has the same statistics"
     assert means[0] != 20
+    _, many = agree(ranks, ArcFace(), rule=rules.CurricularFace(0.3), scale=8.0, steps=2)
+    dist.all_gather(means, many.rule_state.t.float(), group=ranks.group)
+    assert all(torch.equal(each, means[0]) for each in means), "every rank has the same t"
+    assert means[0] != 0
 
 
 @case(*EVERY)

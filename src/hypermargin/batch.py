@@ -10,12 +10,12 @@ from torch import Tensor
 
 from hypermargin import checks
 from hypermargin.layout import ClassTable, Layout, Share
-from hypermargin.numerics import fit, meeting, polar, unit, wide_dtype, widen
+from hypermargin.numerics import fit, meeting, polar, wide_dtype, widen
 from hypermargin.scales import needed_scale
 
 if TYPE_CHECKING:
     from hypermargin.backends import Rivals
-    from hypermargin.margins import Margin, MarginAtRows
+    from hypermargin.margins import Margin
     from hypermargin.rules import Rule
 
 
@@ -213,25 +213,6 @@ def target_of(rows: ScaledRows, label_rows: Tensor, table: ClassTable) -> Target
 
         product, angle, norm = pick(product), pick(angle), None if norm is None else pick(norm)
     return Target(product, angle, rows.length if norm is None else rows.length * norm, norm, products)
-
-
-def threshold_of(margin: MarginAtRows, rows: ScaledRows, table: ClassTable) -> Tensor:
-    """Return the margined cosine of the first label, (N, 1), without gradient, for rules to compare rivals with."""
-    with torch.no_grad():
-        angle = _angle_beforehand(rows, table)
-        return table.own((angle.cos() + margin.lift(angle))[:, :1])
-
-
-def cosine_of(rows: ScaledRows, table: ClassTable) -> Tensor:
-    """Return the cosine of the first label, (N, 1), without gradient, for margins that depend on it."""
-    with torch.no_grad():
-        return table.own(_angle_beforehand(rows, table).cos()[:, :1])
-
-
-def _angle_beforehand(rows: ScaledRows, table: ClassTable) -> Tensor:
-    """Return the angles of the labels before the pass over the classes: their rows are looked at once more."""
-    w = widen(table.label_rows(table.weight), rows.f.dtype)
-    return target_of(rows, unit(w) if table.unit else w, table).angle
 
 
 def share_of(

@@ -252,7 +252,7 @@ def combination(
         raise ValueError(f"label_smoothing={label_smoothing:g} is about softmax's logits; rule={rule} has others.")
     if not unit_weight and not rule.is_identity:
         raise ValueError(f"rule={rule} is about cosines, so it needs unit_weight=True.")
-    if mixed and rule.needs_threshold:
+    if mixed and rule.row_numbers:
         raise ValueError(f"rule={rule} has a threshold per row, and mix gives a row two targets; choose one.")
 
 

@@ -10,24 +10,23 @@ import torch
 from torch import Tensor
 
 from hypermargin import checks
+from hypermargin.ahead import LookAhead
 from hypermargin.backends import Backend, Call, find_backend
 from hypermargin.batch import (
     check_batch,
     check_cosines,
     column,
-    cosine_of,
     row_losses,
     scale_rows,
     share_of,
     target_of,
-    threshold_of,
 )
 from hypermargin.checks import Gradient, Reduction
 from hypermargin.layout import WHOLE, Layout, Share, look_up
 from hypermargin.margins import Margin, RowFacts, RowMargin
 from hypermargin.margins._base import KEEP
 from hypermargin.numerics import full_precision, log_sum_exp, reduced, wide_dtype
-from hypermargin.rules import SOFTMAX, Rule
+from hypermargin.rules import SOFTMAX, STATELESS, Rule, RuleState
 from hypermargin.terms import RowTerm
 
 
@@ -47,6 +46,7 @@ def margin_softmax(
     m: Tensor | None = None,
     lam: float | Tensor = 0.0,
     row_margin: RowMargin = KEEP,
+    rule_state: RuleState = STATELESS,
     row_terms: Sequence[RowTerm] = (),
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
@@ -75,6 +75,7 @@ def margin_softmax(
       (Combined: with a last dimension of 3); it may require a gradient
     - lam: λ ≥ 0 blends in the plain cosine, (λ cos θ + ψ)/(1 + λ)
     - row_margin: a source of an m for every row, such as `AdaFace().row_margin()`
+    - rule_state: what a rule remembers from batch to batch, such as `rules.CurricularFace().state()`
     - row_terms: functions of the rows that are added to their losses
     - label_smoothing ε: cross-entropy of the margined logits against (1−ε)·onehot + ε/C
     - mix=(other_labels, weight): weight·L(labels) + (1−weight)·L(other_labels), each with its own margin, in one
@@ -125,12 +126,10 @@ def margin_softmax(
     with full_precision(features):
         table = layout.table(weight, batch, unit=unit_weight, bias=bias, centres=centres)
         rows = scale_rows(batch, table, layout, unit_features=unit_features)  # f = s·x̂ or s·x
-        facts = RowFacts(
-            rows.x, rows.norm, batch.y, lambda: layout.sum(cosine_of(rows, table)).squeeze(1), layout.shared
-        )
+        facts = RowFacts(rows.x, rows.norm, batch.y, LookAhead(rows, table, layout), layout.shared)
         psi = margin.at(row_margin(table.margins(batch.m, rows.x.dtype), facts), lam, gradient)
-        threshold = layout.sum(threshold_of(psi, rows, table)) if rule.needs_threshold else None
-        rivals = table.rivals(backend, rows.f, rule.at(rows.length, threshold), rival_sum=label_smoothing > 0)
+        at_rows = rule.at(rows.length, rule_state(rule, facts, psi))
+        rivals = rule.rivals(backend, rows.f, table, at_rows, rival_sum=label_smoothing > 0)
         own = target_of(rows, rivals.rows, table)  # product, angle and norm from the rows of the labels
         T = torch.addcmul(own.product, own.length, psi.lift(own.angle))
         share = share_of(rivals, T, own, table, rows, rule, [term(facts) for term in row_terms])

@@ -142,7 +142,7 @@ class MarginHead(nn.Module):
             self.register_buffer("offsets", None)
         else:
             self._hold("offsets", self._own(checks.class_offsets(class_offsets, classes)), device)
-        self.row_margin = margin.row_margin().to(device)
+        self.row_margin, self.rule_state = margin.row_margin().to(device), rule.state().to(device)
         own_term = margin.row_term()
         self.row_terms = nn.ModuleList([*checked_terms(row_terms), *([own_term] if own_term else [])]).to(device)
         self.schedules = nn.ModuleList(checked_schedules(schedule, unit_weight)).to(device)
@@ -176,16 +176,19 @@ class MarginHead(nn.Module):
         and are the same for every number of ranks.
         """
         self._reset_own()
-        for module in (*self.row_margin.modules(), *self.row_terms.modules(), *self.schedules.modules()):
-            if hasattr(module, "reset_parameters"):
-                cast("Any", module).reset_parameters()
+        for part in (self.row_margin, self.rule_state, self.row_terms, self.schedules):
+            for module in part.modules():
+                if hasattr(module, "reset_parameters"):
+                    cast("Any", module).reset_parameters()
 
     def _reset_own(self) -> None:
         """Reset what is not a part's own: parts that were given keep the state they came with."""
         layout = WHOLE if self.weight.is_meta else self.layout
         layout.first_weights(self.weight, self.dim**-0.5)
         if self.bias is not None:
-            nn.init.constant_(self.bias, self.settings.rule.first_bias(self.classes, self.settings.first_scale))
+            rate = 1.0 if self.settings.sample is None else self.settings.sample.rate
+            in_a_step = math.ceil(rate * self.classes)
+            nn.init.constant_(self.bias, self.settings.rule.first_bias(in_a_step, self.settings.first_scale))
         with torch.no_grad():
             for name, value in self._first.items():
                 getattr(self, name).copy_(value)
@@ -261,8 +264,9 @@ class MarginHead(nn.Module):
             bias=self.bias if self.offsets is None else self._bias_with_offsets(self.offsets),
             unit_features=settings.unit_features, unit_weight=settings.unit_weight, centres=settings.centres,
             rule=settings.rule, gradient=settings.gradient, m=m_now, lam=adjustment.lam, row_margin=self.row_margin,
-            row_terms=cast("Sequence[RowTerm]", self.row_terms), label_smoothing=settings.label_smoothing,
-            ignore_index=settings.ignore_index, reduction=settings.reduction, check=settings.check,
+            rule_state=self.rule_state, row_terms=cast("Sequence[RowTerm]", self.row_terms),
+            label_smoothing=settings.label_smoothing, ignore_index=settings.ignore_index,
+            reduction=settings.reduction, check=settings.check,
         )  # fmt: skip
         if not self.training:
             return loss
@@ -288,6 +292,7 @@ class MarginHead(nn.Module):
         if self.settings.scale == "adacos-dynamic":
             self.scale.copy_(scale)
         self.row_margin.advance()
+        self.rule_state.advance()
         for schedule in cast("list[Schedule]", self.schedules):
             if not schedule.driven:
                 schedule.advance()

@@ -148,6 +148,10 @@ class Layout:
         """Return the sum of `x` over all processes."""
         return x
 
+    def collected(self, x: Tensor) -> Tensor:
+        """Return the numbers (N, k) of all processes side by side, without gradient."""
+        return x.detach()
+
     def mean(self, by_class: Tensor) -> Tensor:
         """Return the mean of the numbers in a table by class, over the classes of all processes."""
         return by_class.mean()

@@ -7,14 +7,17 @@ The numbers are those of `margin_softmax`'s own way through; what differs is how
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from hypermargin import checks
+from hypermargin.ahead import LookAhead
 from hypermargin.backends import Backend, Call, find_backend
-from hypermargin.layout import WHOLE, look_up
+from hypermargin.batch import ScaledRows, scale_rows
+from hypermargin.layout import WHOLE, ClassTable, look_up
 from hypermargin.margins import Margin, RowFacts, RowMargin
 from hypermargin.numerics import reduced, softplus, wide_dtype, widen
 from hypermargin.scales import needed_scale
@@ -60,10 +63,24 @@ def plain_loss(
     m = None if m is None else widen(m, torch.float32)
     if type(row_margin) is not RowMargin:
         wide = wide_dtype(batch.features)
-        m = row_margin(
-            m, RowFacts(batch.clean(wide), seen.norm.unsqueeze(1), batch.y, lambda: seen.angle.detach().cos())
-        )
+        facts = RowFacts(batch.clean(wide), seen.norm.unsqueeze(1), batch.y, _LookLater(batch, weight))
+        m = row_margin(m, facts)
     lift = margin.at(m, lam, gradient).lift(seen.angle.unsqueeze(1)).squeeze(1)
     each = softplus(seen.rivals - (seen.product + seen.length * lift))
     each = each if batch.used is None else each.masked_fill(~batch.used, 0.0)
     return each if reduction == "none" else reduced(each, batch.used, reduction)
+
+
+class _LookLater(LookAhead):
+    """The same answers, for whose questions nothing is computed before one is asked."""
+
+    def __init__(self, batch: Batch, weight: Tensor) -> None:
+        self._batch, self._weight, self._layout = batch, weight, WHOLE
+
+    @functools.cached_property
+    def _table(self) -> ClassTable:  # type: ignore[override]
+        return WHOLE.table(self._weight, self._batch, unit=True, bias=None, centres=1)
+
+    @functools.cached_property
+    def _rows(self) -> ScaledRows:  # type: ignore[override]
+        return scale_rows(self._batch, self._table, WHOLE, unit_features=True)

@@ -155,6 +155,16 @@ class HeadOverrides(TypedDict, total=False):
     k: float
     t: float
     kind: str
+    compared: str
+    alpha: float
+    m_prime: float
+    more: float
+    reach: float
+    above: float
+    derivative: str
+    variant: str
+    l: float  # noqa: E741
+    b: float
     counts: Any
     tau: float
     positive: float

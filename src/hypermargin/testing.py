@@ -132,13 +132,17 @@ LAWS: dict[str, Callable[[Margin], str]] = {
 
 
 def check_rule(rule: Rule) -> None:
-    """Raise `LawBroken` unless a rule's `slope` is the derivative of its `rho`, both finite, on all cosines."""
+    """Raise `LawBroken` unless a rule's `slope` is the derivative of its `rho`, both finite, on all cosines.
+
+    A rule that is `detached` counts a factor of ρ as constant, for autograd too; the slope of another must also be
+    that of ρ's values.
+    """
     cosine = torch.linspace(-1, 1, 4001, dtype=torch.float64)[None]
     problems = []
     for threshold in (-1.5, -0.3, 0.0, 0.7, 1.0):
-        tau = torch.full((1, 1), threshold, dtype=torch.float64) if rule.needs_threshold else None
+        of_row = row_numbers(rule, torch.full((1, 1), threshold, dtype=torch.float64))
         c = cosine.clone().requires_grad_()
-        value, slope = rule.rho(c, tau), rule.slope(cosine, tau)
+        value, slope = rule.rho(c, of_row), rule.slope(cosine, of_row)
         (derivative,) = torch.autograd.grad(value.sum(), c)
         if not bool(value.isfinite().all() and slope.isfinite().all()):
             problems.append(f"ρ or its slope is not finite (threshold {threshold:g})")
@@ -148,12 +152,26 @@ def check_rule(rule: Rule) -> None:
             problems.append(
                 f"slope differs from dρ/dcos by {off.max():.3g} at {where:.4g} (threshold {threshold:g})"
             )
+        inner, step = cosine[:, 1:-1], 1e-6
+        difference = (rule.rho(inner + step, of_row) - rule.rho(inner - step, of_row)) / (2 * step)
+        wrong = (difference - slope[:, 1:-1]).abs() > 1e-5 * (1 + slope[:, 1:-1].abs())
+        if not rule.detached and wrong.sum() > 40:  # at a jump, or beside an infinite slope, a few may be
+            problems.append(
+                f"ρ rises by {difference[wrong][0]:.3g} at {inner[wrong][0]:.4g}, where slope says otherwise "
+                f"(threshold {threshold:g}). If a factor of ρ counts as constant, say detached = True."
+            )
         if slope.dtype != cosine.dtype or value.shape != cosine.shape or slope.shape != cosine.shape:
             problems.append("ρ and slope must have the shape and dtype of the cosines")
-        if not rule.needs_threshold:
+        if not rule.row_numbers:
             break
     if problems:
         raise LawBroken(f"{rule} breaks its laws:\n  " + "\n  ".join(problems))
+
+
+def row_numbers(rule: Rule, threshold: Tensor) -> Tensor | None:
+    """Return as many numbers per row as a rule wants: the threshold (N, 1) and any others."""
+    others = [torch.full_like(threshold, 0.3)] * (rule.row_numbers - 1)
+    return torch.cat([threshold, *others], 1) if rule.row_numbers else None
 
 
 def check_backend(
@@ -191,7 +209,7 @@ def check_backend(
             ours_double = outcome(found, torch.float64) if float64 else right
             for what, value in right.items():
                 size = value.abs().nan_to_num(posinf=0.0).max().item() if value.numel() else 0.0
-                size = size or 1.0  # where all values are 0; the logits are about 1 to 10
+                size = size if size > 1e-6 else 1.0  # where all values are 0; the logits are about 1 to 10
                 off = _distance(ours_double[what], value)
                 if off > 1e-9 * size:
                     problems.append(f"{setting}: {what} is off by {off:.3g} in float64")
@@ -261,7 +279,7 @@ def _outcome(backend: Backend, case: _Case, rule: Rule, unit_weight: bool, with_
     leaves = {name: leaf.detach().clone().requires_grad_() for name, leaf in leaves.items()}
     # No threshold equals a cosine, so rounding does not decide which rivals are above it.
     threshold = torch.linspace(-0.503, 0.807, max(len(f), 1), dtype=f.dtype, device=f.device)[: len(f), None]
-    at_rows = rule.at(leaves.get("by length"), threshold if rule.needs_threshold else None)
+    at_rows = rule.at(leaves.get("by length"), row_numbers(rule, threshold))
     table = ClassTable(leaves["dW"], unit_weight, leaves.get("db"), local, inside)
     fitted = backend.fitted(Call(len(f), len(weight), f.device, f.dtype, f.shape[1], rule))
     found = fitted(leaves["df"], table, at_rows, rival_sum=rule.is_softmax, hardest=True)

@@ -8,7 +8,7 @@ import hypermargin as hm
 from hypermargin.advise import band_width, recommend
 from hypermargin.margins import SphereFace2
 
-NAMED = [n for n, r in hm.family.FAMILY.items() if r.group != "classic" and r.unit_features]
+NAMED = [n for n, r in hm.recipes.FAMILY.items() if r.group != "classic" and r.unit_features]
 
 
 @pytest.mark.parametrize("name", NAMED)
@@ -17,7 +17,7 @@ def test_no_band_is_wider_than_the_classes_it_leaves(name):
         advice = recommend(classes, dim, margin=name)
         assert advice.width <= advice.centre_angle / 2 * (1 + 1e-6)
         assert advice.s > 0
-    papers = hm.family.FAMILY[name].margin  # where there is room, the paper's
+    papers = hm.recipes.FAMILY[name].margin  # where there is room, the paper's
     assert advice.margin.m == papers.m
     assert type(advice.margin) is type(papers)
 

@@ -62,6 +62,15 @@ def test_a_training_step_compiles_with_inductor(name, options):
 
 SLOTS = [
     {"rule": rules.MVSoftmax()},
+    {"rule": rules.CurricularFace(0.5)},
+    {"rule": rules.InterTopK(2, 0.2), "centres": 2},
+    {"margin": margins.NPCFace(), "rule": rules.NPCFace()},
+    {"margin": margins.SFace(), "rule": rules.SFace()},
+    {"margin": margins.P2SGrad(), "rule": rules.P2SGrad()},
+    {"margin": margins.SphereFace2(variant="A"), "rule": rules.SphereFace2(variant="A"), "bias": "shared"},
+    {"rule": rules.UniFace(), "bias": "shared"},
+    {"margin": margins.Circle(), "rule": rules.Circle()},
+    {"margin": margins.LiArcFace(), "rule": rules.LiArcFace()},
     {"rule": rules.MVSoftmax(0.4, "fixed"), "centres": 2, "learn_scale": True},
     {"margin": margins.SphereFace2(), "rule": rules.SphereFace2(), "bias": "shared"},
     {"margin": margins.AdaFace(momentum=0.3), "class_offsets": [0.0, 1.0, 0.0, 2.0, 0.0]},
@@ -72,8 +81,8 @@ SLOTS = [
 @pytest.mark.parametrize("backend", ["dense", Chunked(chunk=2)], ids=str)
 def test_every_slot_compiles_without_a_graph_break(backend):
     x, y = batch()
-    torch._dynamo.reset()
     for options in SLOTS:
+        torch._dynamo.reset()
         eager = make("arcface", scale=8.0, backend=backend, **copy.deepcopy(options))
         head = copy.deepcopy(eager)
         expected, state = train(eager, eager, x, y)

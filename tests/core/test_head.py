@@ -45,7 +45,7 @@ def make(name, **overrides):
 
 
 def test_the_papers_defaults():
-    classic = [name for name in HEADS if hm.family.FAMILY[name].group == "classic"]
+    classic = [name for name in HEADS if hm.recipes.FAMILY[name].group == "classic"]
     heads = {name: make(name) for name in classic}
     expected = (
         "softmax l-softmax modified-softmax a-softmax sphereface normface am-softmax cosface arcface combined"

@@ -37,7 +37,13 @@ def test_keeps_the_laws_it_promises(margin):
     check_margin(margin)
 
 
-@pytest.mark.parametrize("margin", PUBLISHED_VARIANTS, ids=str)
+BREAKING = [
+    margins.Circle(), margins.SFace(), margins.LiArcFace(), margins.LiArcFace(0.2), margins.P2SGrad(),
+    margins.SphereFace2(variant="A"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("margin", PUBLISHED_VARIANTS + BREAKING, ids=str)
 def test_a_published_variant_breaks_what_it_declares(margin):
     broken = set(broken_laws(margin))
     # cos(θ + m2) − m3 stays under cos θ for a large enough m3, so that law is not promised, yet may hold.
@@ -149,7 +155,7 @@ def test_cosine_route_equals_angle_route(margin):
 
 @over_margins
 def test_the_gradient_to_a_learned_m_is_exact(margin):
-    if margin.m is None:
+    if margin.m is None or "finite slope" in margin.breaks:
         return
     theta = torch.tensor([0.0, 0.4, 1.0, math.pi / 4, 2.2, 3.0], dtype=torch.float64)
     kinked = [math.pi / margin.m] if isinstance(margin, Piecewise) else []

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hypermargin.advise import recommend
-from hypermargin.family import FAMILY
+from hypermargin.recipes import FAMILY
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))

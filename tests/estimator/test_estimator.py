@@ -300,7 +300,7 @@ def test_in_scikit_learns_company():
 
 def test_the_heads_of_the_family_by_name():
     X, y = standardised(load_iris)
-    for name, recipe in hm.family.FAMILY.items():
+    for name, recipe in hm.recipes.FAMILY.items():
         if recipe.group not in ("classic", hm.family.PSI):
             with pytest.raises(ValueError, match=f"head='{name}' cannot be a classifier of given features: "):
                 MarginSoftmaxClassifier.of(name)

@@ -6,8 +6,8 @@ from cases import needed
 
 import hypermargin as hm
 from hypermargin.counts import margins_from_counts, offsets_from_counts
-from hypermargin.family import FAMILY
 from hypermargin.heads import add_classes, head_from, weights_of
+from hypermargin.recipes import FAMILY
 
 ONE_CENTRE = [name for name, recipe in FAMILY.items() if recipe.group != "classic" and recipe.centres == 1]
 

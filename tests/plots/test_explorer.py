@@ -11,10 +11,10 @@ import torch
 from browser import DESKTOP, PHONE, opened
 
 from hypermargin import advise, hinge, margin_cross_entropy, margin_softmax
-from hypermargin.family import FAMILY
 from hypermargin.margins import ArcFace, Combined, Margin, SphereFace
 from hypermargin.plots import explorer
 from hypermargin.plots.style import DARK, LIGHT
+from hypermargin.recipes import FAMILY
 
 close = pytest.approx
 SLIDERS = ("m1", "m2", "m3", "lambda", "s", "classes", "theta12", "theta")

@@ -25,7 +25,7 @@ QUICK = {
     "tensorboard": False, "threads": 1, "workers": 0, "augment": "none", "split": "sample",
 }  # fmt: skip
 SIZES = [80, 40, 20, 10]
-AFTER = [name for name, recipe in hm.family.FAMILY.items() if recipe.group != "classic"]
+AFTER = [name for name, recipe in hm.recipes.FAMILY.items() if recipe.group != "classic"]
 
 
 def uneven():

@@ -6,8 +6,8 @@ import math
 from typing import TYPE_CHECKING
 
 from hypermargin.advise.usual import PAPERS_DIM, draw
-from hypermargin.family import FAMILY
 from hypermargin.margins import AdaFace, ElasticArcFace, ElasticCosFace, ExpFace, MagFace, SphereFace2, X2Softmax
+from hypermargin.recipes import FAMILY
 from hypermargin.rules import MVSoftmax
 
 if TYPE_CHECKING:

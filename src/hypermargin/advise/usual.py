@@ -9,7 +9,6 @@ from typing import Any
 
 from hypermargin import checks, margins
 from hypermargin.advise.bands import band_width, equivalent_margin
-from hypermargin.family import FAMILY
 from hypermargin.margins import (
     AdaFace,
     ArcFace,
@@ -24,6 +23,7 @@ from hypermargin.margins import (
     SphereFace2,
     X2Softmax,
 )
+from hypermargin.recipes import FAMILY
 
 # What people use where nothing speaks against it. ArcFace's and CosFace's are the same band at π/2. SphereFace's
 # goes with a fixed scale (OpenSphere); the paper's 4 needs its λ.

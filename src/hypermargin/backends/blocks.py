@@ -9,7 +9,8 @@ from torch import Tensor
 
 from hypermargin.backends.crew import in_order, threads_for
 from hypermargin.numerics import far_from_limits, unit
-from hypermargin.rules import SOFTMAX, SUM_OF_SOFTPLUS, RuleAtRows
+from hypermargin.rules import SOFTMAX, RuleAtRows
+from hypermargin.rules._aggregates import Additive
 from hypermargin.rules._base import from_text
 
 
@@ -134,7 +135,7 @@ def forward(
     kind = _operand_dtype(f, operands)
     exact = torch.float32 if f.device.type == "mps" else torch.float64  # dtype of the few vectors that are summed
     at_rows = rule_at_rows(rule, length, threshold)
-    softplus = at_rows.rule.aggregate is SUM_OF_SOFTPLUS
+    aggregate = at_rows.rule.aggregate
     plain = at_rows.rule.is_softmax and _needs_no_maximum(f, weight, bias, unit_weight)
     norms, exps = f.new_empty(C if unit_weight else 0), f.new_empty(N * kept)
     buffers, blocks = _Buffers(f, N * min(chunk, C)), _blocks(C, chunk)
@@ -166,8 +167,8 @@ def forward(
         if hardest and at_rows.is_identity:
             its_top = z.amax(1)
         its_largest = largest
-        if softplus:
-            z = torch.logaddexp(z, z.new_zeros(()))
+        if isinstance(aggregate, Additive):
+            z = aggregate.each(z)
         elif plain:
             z.exp_()
         else:
@@ -181,7 +182,7 @@ def forward(
     def add(found: tuple[Tensor, ...]) -> None:
         nonlocal largest
         its_sum, its_largest, its_total, its_top = found
-        if plain or softplus:
+        if plain or isinstance(aggregate, Additive):
             sums.add_(its_sum)
         else:
             new = torch.maximum(largest, its_largest)
@@ -194,7 +195,7 @@ def forward(
             torch.maximum(top, its_top, out=top)
 
     in_order(len(blocks), threads_for(f.device, len(blocks)), part, add)
-    if not softplus:
+    if not isinstance(aggregate, Additive):
         sums = largest.masked_fill(largest == -math.inf, 0.0) + sums.log()
     rivals = sums.to(f.dtype)
     rows = weight.index_select(0, local.clamp(min=0).flatten()).to(f.dtype)
@@ -246,10 +247,10 @@ def backward(
     dW = torch.empty_like(weight) if need_weight else weight.new_empty(0)
     db = torch.zeros_like(bias) if bias is not None and need_bias else f.new_empty(0)
     at_rows = rule_at_rows(rule, length, threshold)
-    softplus = at_rows.rule.aggregate is SUM_OF_SOFTPLUS
+    aggregate = at_rows.rule.aggregate
     by_length = f.new_zeros(0 if length is None else N, 1)
     without_maximum = bool(plain)
-    no_rivals = rivals == -math.inf  # never with a sum of softplus
+    no_rivals = rivals == -math.inf  # never with a sum
     shift = rivals.masked_fill(no_rivals, math.inf)[:, None]
     # P·factor is the gradient of z; where no maximum was subtracted from z, the factor includes exp(−R).
     factor = by_rivals.masked_fill(no_rivals, 0.0)[:, None]
@@ -279,7 +280,10 @@ def backward(
             z, P = P, at_rows.rho(P)
             if bias is not None:
                 P += bias[block]
-            P = P.sigmoid_() if softplus else P.exp_() if without_maximum else _exp(P.sub_(shift))
+            if isinstance(aggregate, Additive):
+                P = aggregate.gradient(P, rivals)
+            else:
+                P = P.exp_() if without_maximum else _exp(P.sub_(shift))
             _mask_labels(P, local, block, 0.0)
         if need_bias and bias is not None:
             db[block] = (factor.squeeze(1) @ P).to(bias.dtype)

@@ -27,8 +27,8 @@ from hypermargin.estimator.solvers import Problem, State, fit_magnitudes, lbfgs,
 from hypermargin.estimator.space import Space, settle, uses_kernel
 from hypermargin.estimator.stochastic import Adam, stochastic
 from hypermargin.estimator.watch import Watcher
-from hypermargin.family import FAMILY
 from hypermargin.margins import Margin
+from hypermargin.recipes import FAMILY
 
 LBFGS_ENTRIES = 50_000_000  # of X and the logits, up to which all rows are taken at once
 

@@ -13,8 +13,8 @@ import numpy as np
 from hypermargin import checks, margins
 from hypermargin.estimator.features import KERNELS
 from hypermargin.estimator.solvers import Problem
-from hypermargin.family import Recipe
 from hypermargin.margins import Margin, NoMargin
+from hypermargin.recipes import Recipe
 from hypermargin.rules import SOFTMAX
 
 # With features that cannot move, a margin moves the boundary alone; much of it costs accuracy (docs/shallow.md).

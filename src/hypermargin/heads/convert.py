@@ -11,10 +11,11 @@ from torch.optim import Optimizer
 
 from hypermargin import checks
 from hypermargin.common.optimizer_state import PER_ELEMENT, PER_ROW, goes_by_row
-from hypermargin.family import FAMILY, create_head
+from hypermargin.family import create_head
 from hypermargin.head import MarginHead
 from hypermargin.heads.weights import Weights, by_class, refuse_centres
 from hypermargin.optim import lay_out
+from hypermargin.recipes import FAMILY
 
 Optimizers = Optimizer | Sequence[Optimizer] | None
 

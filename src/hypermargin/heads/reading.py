@@ -36,7 +36,10 @@ from hypermargin.heads.weights import Weights
 PathLike = str | os.PathLike[str]
 PREFIXES = ("", "head.", "module.", "state_dict_softmax_fc.")
 # Of our own, what does not go by class.
-REST = ("scale", "sampled_steps", "classes_held", "schedules.", "row_margin.", "row_terms.", "optimizer.")
+REST = (
+    "scale", "sampled_steps", "classes_held", "schedules.", "row_margin.", "rule_state.", "row_terms.",
+    "optimizer.",
+)  # fmt: skip
 ENDINGS = (*STATES, ".npy")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,9 @@ from torch import Tensor, nn
 from hypermargin.fields import check_fields, number_fields
 from hypermargin.numerics import constant, guarded_acos
 from hypermargin.registry import Registry
+
+if TYPE_CHECKING:
+    from hypermargin.ahead import LookAhead
 
 Numbers = float | tuple[float, ...] | None
 
@@ -153,7 +156,7 @@ class RowFacts(NamedTuple):
     features: Tensor  # (N, d)  as given, float32 or wider; zeros in rows that do not count
     norm: Tensor  # (N, 1)  |x|, with its gradient
     labels: Tensor  # (N, L)  class numbers; −1 in rows that do not count
-    cosine: Callable[[], Tensor]  # call it for the cosine of each row to its first class, (N,), without gradient
+    ahead: LookAhead  # what can be asked about the classes before the loss, without gradient
     shared: Callable[[Tensor], Tensor] = lambda x: x  # apply it to a parameter that all ranks hold, before use
 
 

@@ -79,7 +79,7 @@ class DrawnMargins(RowMargin):
             return m
         noise = self.margin.sigma * normal(snapshot(self.step), self.seed, rows.norm)
         if self.margin.pairing != "none":
-            smallest_last = torch.argsort(rows.cosine(), descending=True, stable=True)
+            smallest_last = torch.argsort(rows.ahead.cosine(), descending=True, stable=True)
             place = smallest_last.argsort() if self.margin.pairing == "paper" else smallest_last
             noise = noise.sort(0).values[place]
         return noise + (constant(self.margin.m, noise) if m is None else m.to(noise.dtype))

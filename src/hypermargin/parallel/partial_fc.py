@@ -138,6 +138,10 @@ class Sampled(Layout):
         """Return the sum of `x` over all processes."""
         return self.inner.sum(x)
 
+    def collected(self, x: Tensor) -> Tensor:
+        """Return the numbers (N, k) of all processes side by side, without gradient."""
+        return self.inner.collected(x)
+
     def mean(self, by_class: Tensor) -> Tensor:
         """Return the mean of a table by class, over all classes, sampled or not."""
         return self.inner.mean(by_class)

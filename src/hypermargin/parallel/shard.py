@@ -272,6 +272,14 @@ class Sharded(Layout):
         """Return the sum of `x` over the ranks."""
         return messages.sum_partial(x, self.group) if self.world > 1 else x
 
+    def collected(self, x: Tensor) -> Tensor:
+        """Return the numbers (N, k) of all ranks side by side, without gradient."""
+        if self.world == 1:
+            return x.detach()
+        every = x.new_zeros(len(x), self.world, x.shape[1])
+        every[:, self.rank] = x.detach()
+        return self.sum(every).flatten(1)
+
     def mean(self, by_class: Tensor) -> Tensor:
         """Return the mean of the numbers in a table by class, over the classes of all ranks."""
         return self.sum(by_class.sum()) / (self.total * math.prod(by_class.shape[1:]))

@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 
 from hypermargin import checks, margins
 from hypermargin.common.text import parse_call
-from hypermargin.family import FAMILY
 from hypermargin.margins import Margin
 from hypermargin.plots.style import Display
+from hypermargin.recipes import FAMILY
 from hypermargin.rules import SOFTMAX
 
 MARGINS = "a margin or head, like arcface or cosface:m=0.2 or sphereface:m=4,lam=5; repeatable"

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hypermargin.common.arrays import Floats, Values, to_numpy
-from hypermargin.family import FAMILY
 from hypermargin.plots.style import DASHES, Display, dress, legend, look
+from hypermargin.recipes import FAMILY
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,4 +1,4 @@
-"""The base class of rules, the ways to add up a row's rivals, and the registry that finds rules by name."""
+"""The base class of rules, their state, and the registry that finds rules by name."""
 
 from __future__ import annotations
 
@@ -6,84 +6,27 @@ import contextlib
 import dataclasses
 import functools
 import json
-import math
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hypermargin.fields import check_fields
-from hypermargin.numerics import log_add_exp, log_sum_exp, softplus
+from hypermargin.numerics import softplus
 from hypermargin.registry import Registry
+from hypermargin.rules._aggregates import LOG_SUM_EXP, Aggregate
 
-
-class LogSumExp:
-    """R = log Σ_j exp ρ_ij: the rivals of a softmax."""
-
-    name = "log-sum-exp"
-    nothing = -math.inf  # R of a row without rivals
-    needs_shift = True  # exp ρ must be kept inside the exponent's range
-
-    def total(self, rho: Tensor) -> Tensor:
-        """Return R over the last dimension; entries of −inf do not count."""
-        return log_sum_exp(rho)
-
-    def join(self, one: Tensor, other: Tensor) -> Tensor:
-        """Return R of two groups of rivals together."""
-        return log_add_exp(one, other)
-
-    def gradient(self, rho: Tensor, R: Tensor) -> Tensor:
-        """Return dR/dρ, for ρ (N, C) and R (N,)."""
-        none = R.isneginf()
-        return (rho - R.masked_fill(none, math.inf)[:, None]).exp()
-
-    def to_share(self, R: Tensor, shift: Tensor | float) -> Tensor:
-        """Return what a slice of the classes contributes to the sum over all slices."""
-        return (R - shift).exp()
-
-    def from_shares(self, total: Tensor, shift: Tensor | float) -> Tensor:
-        """Return R over all slices from the sum of their `to_share`."""
-        none = total == 0
-        return (shift + total.masked_fill(none, 1.0).log()).masked_fill(none, -math.inf)
-
-
-class SumOfSoftplus:
-    """R = Σ_j log(1 + exp ρ_ij): every rival is a binary classification of its own."""
-
-    name = "sum of softplus"
-    nothing = 0.0
-    needs_shift = False
-
-    def total(self, rho: Tensor) -> Tensor:
-        """Return R over the last dimension; entries of −inf do not count."""
-        return softplus(rho).sum(-1)
-
-    def join(self, one: Tensor, other: Tensor) -> Tensor:
-        """Return R of two groups of rivals together."""
-        return one + other
-
-    def gradient(self, rho: Tensor, R: Tensor) -> Tensor:
-        """Return dR/dρ, for ρ (N, C) and R (N,)."""
-        return rho.sigmoid()
-
-    def to_share(self, R: Tensor, shift: Tensor | float) -> Tensor:
-        """Return R itself, since the R of slices add up."""
-        return R
-
-    def from_shares(self, total: Tensor, shift: Tensor | float) -> Tensor:
-        """Return the sum itself, which is R over all slices."""
-        return total
-
-
-LOG_SUM_EXP, SUM_OF_SOFTPLUS = LogSumExp(), SumOfSoftplus()
-Aggregate = LogSumExp | SumOfSoftplus
+if TYPE_CHECKING:
+    from hypermargin.backends import Backend, Rivals
+    from hypermargin.layout import ClassTable
+    from hypermargin.margins import MarginAtRows, RowFacts
 
 
 class Rule:
     """ρ: what the cosine of a rival counts as. The base leaves the cosine as it is, and the loss is softmax's.
 
-    With s the length of the scaled feature, b_j an offset and τ_i the threshold of row i (the margined cosine ψ of
-    its own class, without gradient):
+    With s the length of the scaled feature, b_j an offset and τ_i the numbers of row i that the rule asked for
+    (one threshold, unless it says otherwise: the margined cosine ψ of the row's own class), without gradient:
 
         ρ_ij = s·ρ(cos θ_ij; τ_i) + b_j,     R_i = aggregate of ρ_ij over j ≠ y,     L_i = link(R_i, T_i)
 
@@ -94,7 +37,8 @@ class Rule:
 
     name: ClassVar[str] = ""
     formula: ClassVar[str] = ""
-    needs_threshold: ClassVar[bool] = False
+    row_numbers: ClassVar[int] = 0  # how many numbers of its row ρ is told
+    detached: ClassVar[bool] = False  # a factor of ρ counts as constant, so `slope` is not its derivative
     aggregate: ClassVar[Aggregate] = LOG_SUM_EXP
 
     _text: ClassVar[str] = ""  # of an object, once made: torch.compile guards a word, but cannot write one
@@ -107,23 +51,40 @@ class Rule:
         cls.is_softmax = cls.is_identity and cls.aggregate is LOG_SUM_EXP
 
     def rho(self, cosine: Tensor, threshold: Tensor | None) -> Tensor:
-        """Return ρ(cos θ_ij; τ_i) for cosines (N, C) and thresholds (N, 1)."""
+        """Return ρ(cos θ_ij; τ_i) for cosines (N, C) and what `of_rows` returned, (N, row_numbers)."""
         return cosine
 
     def slope(self, cosine: Tensor, threshold: Tensor | None) -> Tensor:
         """Return the derivative dρ/dcos at each cosine."""
         return torch.ones_like(cosine)
 
+    def of_rows(self, rows: RowFacts, psi: MarginAtRows) -> Tensor | None:
+        """Return the numbers of each row that ρ is told, (N, row_numbers), without gradient; None if it needs none.
+
+        The base returns the margined cosine of the row's own class, for rules that ask for one number.
+        """
+        return rows.ahead.margined(psi) if self.row_numbers else None
+
+    def state(self) -> RuleState:
+        """Return the module that holds what the rule learns from batch to batch; the base's holds nothing."""
+        return RuleState()
+
+    def rivals(
+        self, backend: Backend, f: Tensor, table: ClassTable, at_rows: RuleAtRows, *, rival_sum: bool = False
+    ) -> Rivals:
+        """Return the rivals of scaled features `f`; the base lets the backend compute them."""
+        return table.rivals(backend, f, at_rows, rival_sum=rival_sum)
+
     def link(self, R: Tensor, T: Tensor, scale: Tensor | float) -> Tensor:
         """Return the loss of each row from its rivals R and target T, both (N,); `scale` is s, without gradient."""
         return softplus(R - T)
 
     def first_bias(self, classes: int, scale: float) -> float:
-        """Return the initial value of a learned bias."""
+        """Return the initial value of a learned bias, where so many classes take part in a step."""
         return 0.0
 
     def at(self, length: Tensor | None = None, threshold: Tensor | None = None) -> RuleAtRows:
-        """Return the rule together with the lengths |f_i| (N, 1) and thresholds τ_i (N, 1) of a batch's rows."""
+        """Return the rule together with the lengths |f_i| (N, 1) and the numbers τ_i (N, n) of a batch's rows."""
         return RuleAtRows(self, None if self.is_identity else length, threshold)
 
     def __post_init__(self) -> None:
@@ -137,7 +98,7 @@ class RuleAtRows(NamedTuple):
 
     rule: Rule
     length: Tensor | None = None  # (N, 1)  |f_i|; None for the identity
-    threshold: Tensor | None = None  # (N, 1)  τ_i
+    threshold: Tensor | None = None  # (N, n)  τ_i
 
     @property
     def is_identity(self) -> bool:
@@ -146,8 +107,12 @@ class RuleAtRows(NamedTuple):
 
     def cosine(self, z: Tensor) -> Tensor:
         """Return cos θ; 0 where f is zero, or so short that 1/|f| is infinite."""
+        return z / self.divisor()
+
+    def divisor(self) -> Tensor:
+        """Return |f|, (N, 1); 1 where f is zero, or so short that 1/|f| is infinite."""
         assert self.length is not None
-        return z / self.length.masked_fill(self._no_direction(), 1.0)
+        return self.length.masked_fill(self._no_direction(), 1.0)
 
     def _no_direction(self) -> Tensor:
         assert self.length is not None
@@ -167,6 +132,24 @@ class RuleAtRows(NamedTuple):
         c = self.cosine(z)
         return self.rule.rho(c, self.threshold) - c * self.rule.slope(c, self.threshold)
 
+
+class RuleState(nn.Module):
+    """Asks a rule for the numbers of each row. The base has no state.
+
+    A state of your own goes into buffers: `forward` computes the next state without storing it, and `advance`,
+    called in training only and after the loss was computed, stores it. With a sharded head every rank sees the rows
+    of all ranks, so that all compute the same state.
+    """
+
+    def forward(self, rule: Rule, rows: RowFacts, psi: MarginAtRows) -> Tensor | None:
+        """Return the numbers of each row that `rho` is told, (N, n)."""
+        return rule.of_rows(rows, psi)
+
+    def advance(self) -> None:
+        """Advance the state by one training step."""
+
+
+STATELESS = RuleState()
 
 RULES = Registry[Rule]("rule")
 register, names, get = RULES.register, RULES.names, RULES.get

@@ -19,13 +19,14 @@ class MVSoftmax(Rule):
         (1 + t)·c + t    adaptive        c + t    fixed
 
     and any other as c. With CosFace it is MV-AM-Softmax, with ArcFace MV-Arc-Softmax. t = 0 is the margin's own
-    loss. ρ jumps at c = τ, by t·(1 + τ) or t.
+    loss. ρ jumps at c = τ, by t·(1 + τ) or t. The paper's code has s = 32 and m = 0.35 for both, and leaves a
+    target beyond 90° without a margin, which ArcFace does with beyond="easy".
     """
 
     t: float = number(0.2, 0.0, help="How much more a hard rival counts; 0 is no difference.")
     kind: str = choice("adaptive", ("adaptive", "fixed"), help="Whether t grows with the rival's cosine.")
     formula = "(1 + t)·c + t for c > ψ, else c"
-    needs_threshold = True
+    row_numbers = 1
 
     def rho(self, cosine: Tensor, threshold: Tensor | None) -> Tensor:
         """Return the cosine, raised where it exceeds the threshold."""

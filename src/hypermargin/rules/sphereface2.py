@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from hypermargin.fields import number
+from hypermargin.fields import choice, number
 from hypermargin.numerics import softplus
-from hypermargin.rules._base import SUM_OF_SOFTPLUS, Rule, register
+from hypermargin.rules._aggregates import SUM_OF_SOFTPLUS
+from hypermargin.rules._angles import nearer, slope_nearer
+from hypermargin.rules._base import Rule, register
 
 
 @register("sphereface2")
@@ -23,22 +25,32 @@ class SphereFace2(Rule):
     `positive` is the share of the target's own question. s in the factor of the loss has no gradient: a learned
     s would make the loss smaller by growing. The head learns b (bias="shared"), which begins where its gradient
     is 0 if all cosines are 0. OpenSphere's defaults; WeSpeaker has weight = s and begins with b = 0.
+
+    That is variant "C". In "A" the margin is on the angles: T = s·g(cos(θ_y + m)) + b, ρ_j = s·g(cos(θ_j − m)) + b.
     """
 
     m: float = number(0.4, 0.0, help="A cosine, taken off the target and added to the rivals.")
     t: float = number(3.0, 1.0, help="Exponent of g; 1 is the plain cosine.")
     positive: float = number(0.7, 0.0, 1.0, open_low=True, help="Share of the target's own question in the loss.")
     weight: float = number(50.0, 0.0, open_low=True, help="Factor of the loss, divided by s.")
+    variant: str = choice("C", ("C", "A"), help="Whether m is added to the cosine or taken off the angle.")
     formula = "2((c+1)/2)^t − 1 + m"
     aggregate = SUM_OF_SOFTPLUS
 
     def rho(self, cosine: Tensor, threshold: Tensor | None) -> Tensor:
-        """Return g(c) + m for every cosine c."""
-        return 2 * ((cosine + 1) / 2).clamp(min=0) ** self.t - 1 + self.m
+        """Return g(c) + m for every cosine c, or g(cos(θ − m))."""
+        if self.variant == "A":
+            return self._g(nearer(cosine, self.m))
+        return self._g(cosine) + self.m
 
     def slope(self, cosine: Tensor, threshold: Tensor | None) -> Tensor:
-        """Return g′(c) = t·((c + 1)/2)^(t−1)."""
-        return self.t * ((cosine + 1) / 2).clamp(min=0) ** (self.t - 1)
+        """Return g′(c) = t·((c + 1)/2)^(t−1), or g′(cos(θ − m))·sin(θ − m)/sin θ."""
+        at = nearer(cosine, self.m) if self.variant == "A" else cosine
+        slope = self.t * ((at + 1) / 2).clamp(min=0) ** (self.t - 1)
+        return slope * slope_nearer(cosine, self.m) if self.variant == "A" else slope
+
+    def _g(self, cosine: Tensor) -> Tensor:
+        return 2 * ((cosine + 1) / 2).clamp(min=0) ** self.t - 1
 
     def link(self, R: Tensor, T: Tensor, scale: Tensor | float) -> Tensor:
         """Return (weight/s)·(positive·softplus(−T) + (1 − positive)·R)."""
@@ -53,8 +65,12 @@ class SphereFace2(Rule):
         """
         if classes == 1:
             return 0.0
-        zero = 2 * math.pow(0.5, self.t) - 1
-        own, rival = scale * (zero - self.m), scale * (zero + self.m)
+        if self.variant == "A":
+            own = scale * (2 * math.pow((1 - math.sin(self.m)) / 2, self.t) - 1)
+            rival = scale * (2 * math.pow((1 + math.sin(self.m)) / 2, self.t) - 1)
+        else:
+            zero = 2 * math.pow(0.5, self.t) - 1
+            own, rival = scale * (zero - self.m), scale * (zero + self.m)
         share = self.positive / ((1 - self.positive) * (classes - 1))
         root = math.hypot(1 - share, 2 * math.sqrt(share) * math.exp((own - rival) / 2))
         # (1 − share) + root loses digits for share > 1; its conjugate does not.

@@ -12,11 +12,12 @@ from hypermargin.advise import recommend
 from hypermargin.common.environment import cores, enough_memory, find_device
 from hypermargin.common.text import Say
 from hypermargin.data import Data, open_data
-from hypermargin.family import FAMILY, create_head
+from hypermargin.family import create_head
 from hypermargin.head import MarginHead
 from hypermargin.margins import number_fields
 from hypermargin.parallel import Shard, Sharded
 from hypermargin.parallel.partial_fc import PartialFC
+from hypermargin.recipes import FAMILY
 from hypermargin.training import by_counts
 from hypermargin.training.config import Config
 from hypermargin.training.head_settings import read_schedules

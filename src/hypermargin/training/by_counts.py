@@ -13,8 +13,9 @@ from hypermargin import checks
 from hypermargin.common.text import first_line, parse_call
 from hypermargin.counts import RULES, margins_from_counts
 from hypermargin.data import Data, Split
-from hypermargin.family import FAMILY, head_settings
+from hypermargin.family import head_settings
 from hypermargin.margins import Margin
+from hypermargin.recipes import FAMILY
 from hypermargin.training.values import check_plain
 
 TAKES = {"power": ("low", "high", "power"), "ldam": ("high", "power")}

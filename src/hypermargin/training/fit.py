@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hypermargin.common.optimizer_state import goes_by_row
-from hypermargin.family import FAMILY
+from hypermargin.recipes import FAMILY
 from hypermargin.training.checkpoint import Checkpoint
 from hypermargin.training.config import Config
 from hypermargin.training.models import create_model

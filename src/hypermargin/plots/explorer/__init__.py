@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from hypermargin import checks
-from hypermargin.family import FAMILY
 from hypermargin.files import write_text
 from hypermargin.margins import ArcFace, Combined, CosFace, Margin, NoMargin, SphereFace
 from hypermargin.plots.style import DARK, LIGHT, Look
+from hypermargin.recipes import FAMILY
 from hypermargin.rules import SOFTMAX
 from hypermargin.schedule import LambdaAnnealing
 

@@ -1,0 +1,314 @@
+"""The recipes of the named heads, as one table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, cast
+
+from torch import Tensor
+
+from hypermargin.counts import margins_from_counts, offsets_from_counts
+from hypermargin.margins import (
+    AdaFace,
+    ArcFace,
+    Combined,
+    CosFace,
+    ElasticArcFace,
+    ElasticCosFace,
+    ExpFace,
+    MagFace,
+    Margin,
+    NoMargin,
+    SphereFace,
+    X2Softmax,
+)
+from hypermargin.margins import Circle as CircleMargin
+from hypermargin.margins import LiArcFace as LiArcFaceMargin
+from hypermargin.margins import NPCFace as NPCFaceMargin
+from hypermargin.margins import P2SGrad as P2SGradMargin
+from hypermargin.margins import SFace as SFaceMargin
+from hypermargin.margins import SphereFace2 as SphereFace2Margin
+from hypermargin.rules import (
+    SOFTMAX,
+    ArcNegFace,
+    Circle,
+    CurricularFace,
+    DoubleMargin,
+    Filter,
+    InterTopK,
+    LiArcFace,
+    MVSoftmax,
+    NPCFace,
+    P2SGrad,
+    Rule,
+    SFace,
+    SphereFace2,
+    SphereFaceR,
+    UniFace,
+)
+from hypermargin.schedule import LambdaAnnealing, Schedule
+from hypermargin.settings import HeadSettings
+
+PSI = "the shape of ψ"
+ROWS = "the margin of each row"
+FREQUENCIES = "margins and offsets by how frequent a class is"
+RIVALS = "what a rival counts as"
+ONE_PER_CLASS = "one question per class"
+CENTRES = "several centres per class"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One head of the family: its paper's defaults and what to know about it."""
+
+    margin: Margin
+    scale: float
+    good: str
+    bad: str
+    paper: str
+    unit_weight: bool = True
+    unit_features: bool = True
+    boundary: str = ""  # decision boundary between classes 1 and 2, for x at angles θ1, θ2 from them
+    width: str = ""  # width of the band between the two boundaries, for classes θ12 apart
+    bias: bool | Literal["shared"] = False
+    rule: Rule = SOFTMAX
+    centres: int = 1
+    learn_scale: bool = False
+    scale_floor: float | None = None
+    schedule: Callable[[], Schedule] | None = None
+    group: str = "classic"  # or what of a loss it changes
+    # From the samples of each class, and m or τ: arguments of the head that depend on them.
+    by_counts: Callable[[Tensor, Margin, float], dict[str, Tensor]] | None = None
+
+    def settings(self, dim: int, classes: int) -> HeadSettings:
+        """Return the settings of such a head, as its paper has them."""
+        return HeadSettings(
+            dim, classes, self.margin, scale=self.scale, bias=self.bias, unit_features=self.unit_features,
+            unit_weight=self.unit_weight, learn_scale=self.learn_scale, scale_floor=self.scale_floor,
+            rule=self.rule, centres=self.centres,
+        )  # fmt: skip
+
+
+def _lambda_of_l_softmax() -> Schedule:
+    return LambdaAnnealing(base=1000.0, gamma=2.5e-5, power=35.0, floor=0.0)
+
+
+def _lambda_of_a_softmax() -> Schedule:
+    return LambdaAnnealing(base=1000.0, gamma=0.12, power=1.0, floor=5.0)
+
+
+def _margins_by_counts(counts: Tensor, margin: Margin, tau: float) -> dict[str, Tensor]:
+    return {"class_margins": margins_from_counts(counts, "ldam", low=0.0, high=float(cast("float", margin.m)))}
+
+
+def _offsets_by_counts(counts: Tensor, margin: Margin, tau: float) -> dict[str, Tensor]:
+    return {"class_offsets": offsets_from_counts(counts, tau)}
+
+
+_SPHEREFACE = Recipe(
+    SphereFace(m=4.0), unit_features=False, scale=1.0, schedule=_lambda_of_a_softmax,
+    boundary="mθ1 = θ2", width="θ12·(m−1)/(m+1)",
+    good="angle is all that separates classes", bad="hard to train without λ; thin band between close classes",
+    paper="Liu et al. 2017, arXiv:1704.08063",
+)  # fmt: skip
+
+FAMILY: dict[str, Recipe] = {
+    "softmax": Recipe(
+        NoMargin(), unit_weight=False, unit_features=False, scale=1.0, bias=True,
+        boundary="|W1|cos θ1 + b1/|x| = |W2|cos θ2 + b2/|x|", width="0",
+        good="nothing to tune but weight decay; trains everywhere",
+        bad="separates, does not gather; length competes with angle",
+        paper="Bridle 1990",
+    ),
+    "l-softmax": Recipe(
+        SphereFace(m=4.0), unit_weight=False, unit_features=False, scale=1.0, schedule=_lambda_of_l_softmax,
+        boundary="|W1|cos mθ1 = |W2|cos θ2", width="θ12·(m−1)/(m+1) if |W1| = |W2|",
+        good="the first margin; widest hypothesis space",
+        bad="a long W_y meets the margin as well as a small angle",
+        paper="Liu et al. 2016, arXiv:1612.02295",
+    ),
+    "modified-softmax": Recipe(
+        NoMargin(), unit_features=False, scale=1.0,
+        boundary="θ1 = θ2", width="0",
+        good="decides by angle; no bias towards frequent classes",
+        bad="easy samples still grow |x| instead of turning",
+        paper="Liu et al. 2017, arXiv:1704.08063",
+    ),
+    "a-softmax": _SPHEREFACE,
+    "sphereface": _SPHEREFACE,
+    "normface": Recipe(
+        NoMargin(), scale=10.0, learn_scale=True, scale_floor=0.01,
+        boundary="θ1 = θ2", width="0",
+        good="trains the cosine that is tested; with s fit to C hard to beat", bad="stands or falls with s",
+        paper="Wang et al. 2017, arXiv:1704.06369",
+    ),
+    "am-softmax": Recipe(
+        CosFace(m=0.35), scale=30.0,
+        boundary="cos θ1 − m = cos θ2", width="2·asin(m / (2 sin(θ12/2)))",
+        good="one subtraction; slope 1 everywhere; steady",
+        bad="band widens as classes come closer: infeasible for m > 1 − cos θ12",
+        paper="Wang et al. 2018, arXiv:1801.05599",
+    ),
+    "cosface": Recipe(
+        CosFace(m=0.35), scale=64.0,
+        boundary="cos θ1 − m = cos θ2", width="2·asin(m / (2 sin(θ12/2)))",
+        good="as am-softmax, with the scale for 100k classes",
+        bad="as am-softmax; s = 64 is too large for few classes",
+        paper="Wang et al. 2018, arXiv:1801.09414",
+    ),
+    "arcface": Recipe(
+        ArcFace(m=0.5), scale=64.0,
+        boundary="θ1 + m = θ2", width="m",
+        good="the same band at every θ12, in radians", bad="needs a rule past π − m; cone at θ = 0",
+        paper="Deng et al. 2019, arXiv:1801.07698",
+    ),
+    "combined": Recipe(
+        Combined(m1=1.0, m2=0.3, m3=0.2), scale=64.0,
+        boundary="g(m1·θ1 + m2) − m3 = cos θ2", width="numeric: advise.band_width",
+        good="contains all of the above", bad="three numbers to choose",
+        paper="Deng et al. 2019, arXiv:1801.07698",
+    ),
+    "x2-softmax": Recipe(
+        X2Softmax(), scale=64.0, group=PSI,
+        good="the margin grows with the angle", bad="never satisfied: ψ(0) = 0.65",
+        paper="Xu et al. 2023, arXiv:2312.05281",
+    ),
+    "expface": Recipe(
+        ExpFace(), scale=64.0, group=PSI,
+        good="presses most on samples that are nearly right", bad="hardly any margin on hard ones",
+        paper="ExpFace 2025",
+    ),
+    "adaface": Recipe(
+        AdaFace(), scale=64.0, group=ROWS,
+        good="asks less of images it cannot recognise", bad="supposes that short features are poor images",
+        paper="Kim et al. 2022, arXiv:2204.00964",
+    ),
+    "magface": Recipe(
+        MagFace(), scale=64.0, group=ROWS,
+        good="the feature's length becomes a measure of quality", bad="lengths must begin between l_a and u_a",
+        paper="Meng et al. 2021, arXiv:2103.06627",
+    ),
+    "elasticface-arc": Recipe(
+        ElasticArcFace(), scale=64.0, group=ROWS,
+        good="no single margin to get wrong", bad="noise; its mean is still to be chosen",
+        paper="Boutros et al. 2022, arXiv:2109.09416",
+    ),
+    "elasticface-cos": Recipe(
+        ElasticCosFace(), scale=64.0, group=ROWS,
+        good="as elasticface-arc", bad="as elasticface-arc",
+        paper="Boutros et al. 2022, arXiv:2109.09416",
+    ),
+    "ldam": Recipe(
+        CosFace(m=0.5), scale=30.0, group=FREQUENCIES, by_counts=_margins_by_counts,
+        good="rare classes get the larger margin", bad="needs counts; often deferred re-weighting beside it",
+        paper="Cao et al. 2019, arXiv:1906.07413",
+    ),
+    "balanced-softmax": Recipe(
+        NoMargin(), unit_weight=False, unit_features=False, scale=1.0, bias=True, group=FREQUENCIES,
+        by_counts=_offsets_by_counts,
+        good="right for a test with all classes equally frequent", bad="needs counts; wrong for a test that is not",
+        paper="Ren et al. 2020, arXiv:2007.10740",
+    ),
+    "logit-adjustment": Recipe(
+        NoMargin(), unit_weight=False, unit_features=False, scale=1.0, bias=True, group=FREQUENCIES,
+        by_counts=_offsets_by_counts,
+        good="as balanced-softmax, τ to tune", bad="as balanced-softmax",
+        paper="Menon et al. 2021, arXiv:2007.07314",
+    ),
+    "mv-am-softmax": Recipe(
+        CosFace(m=0.35), rule=MVSoftmax(), scale=32.0, group=RIVALS,
+        good="rivals above the target count for more", bad="so do mislabelled samples",
+        paper="Wang et al. 2020, arXiv:1912.00833",
+    ),
+    "mv-arcface": Recipe(
+        ArcFace(m=0.35), rule=MVSoftmax(), scale=32.0, group=RIVALS,
+        good="as mv-am-softmax", bad="as mv-am-softmax",
+        paper="Wang et al. 2020, arXiv:1912.00833",
+    ),
+    "curricularface": Recipe(
+        ArcFace(m=0.5), rule=CurricularFace(), scale=64.0, group=RIVALS,
+        good="hard rivals count for more as training goes on", bad="at first for less; wrong labels are hard too",
+        paper="Huang et al. 2020, arXiv:2004.00288",
+    ),
+    "npcface": Recipe(
+        NPCFaceMargin(), rule=NPCFace(), scale=64.0, group=RIVALS,
+        good="hard rivals raise the row's own margin too", bad="a second pass over the classes; five numbers",
+        paper="Zeng et al. 2020, arXiv:2007.10172",
+    ),
+    "arcnegface": Recipe(
+        ArcFace(m=0.5), rule=ArcNegFace(), scale=64.0, group=RIVALS,
+        good="rivals count by how near they are to the target", bad="far ones keep a logit near −s",
+        paper="Liu et al. 2019, arXiv:1909.00632",
+    ),
+    "inter-topk": Recipe(
+        ArcFace(m=0.2), rule=InterTopK(), scale=32.0, group=RIVALS,
+        good="presses the nearest classes apart", bad="a second pass over the classes; k and m′ to choose",
+        paper="Zhao et al. 2021, arXiv:2110.05042",
+    ),
+    "circle": Recipe(
+        CircleMargin(), rule=Circle(), scale=256.0, group=RIVALS,
+        good="what is far from its goal counts for more", bad="scale and m hard to choose",
+        paper="Sun et al. 2020, arXiv:2002.10857",
+    ),
+    "li-arcface": Recipe(
+        LiArcFaceMargin(), rule=LiArcFace(), scale=64.0, group=RIVALS,
+        good="the same slope at every angle", bad="steep for rivals on the feature or opposite to it",
+        paper="Li et al. 2019, arXiv:1907.12256",
+    ),
+    "double-margin": Recipe(
+        ArcFace(m=0.2), rule=DoubleMargin(), scale=32.0, group=RIVALS,
+        good="a margin from both sides", bad="rivals within m are pushed nearer",
+        paper="Tong et al. 2021, asv-subtools",
+    ),
+    "filter": Recipe(
+        CosFace(m=0.4), rule=Filter(), scale=64.0, group=RIVALS,
+        good="bears one person under two labels", bad="leaves alone what is really hard",
+        paper="An et al. 2022, arXiv:2203.15565",
+    ),
+    "sphereface-r-v0": Recipe(
+        SphereFace(m=1.5), scale=30.0, group=PSI,
+        good="sphereface without λ", bad="bands as thin as sphereface's between close classes",
+        paper="Liu et al. 2022, arXiv:2109.05565",
+    ),
+    "sphereface-r-v1": Recipe(
+        SphereFace(m=1.5, beyond="flat"), scale=30.0, group=PSI,
+        good="as sphereface-r-v0", bad="the hardest samples teach nothing",
+        paper="Liu et al. 2022, arXiv:2109.05565",
+    ),
+    "sphereface-r-v2": Recipe(
+        NoMargin(), rule=SphereFaceR(), scale=30.0, group=RIVALS,
+        good="the margin is on the rivals", bad="steep for rivals opposite to the feature",
+        paper="Liu et al. 2022, arXiv:2109.05565",
+    ),
+    "sphereface2": Recipe(
+        SphereFace2Margin(), rule=SphereFace2(), bias="shared", scale=40.0, group=ONE_PER_CLASS,
+        good="one question per class: no class needs to see the others", bad="no probabilities; two more numbers",
+        paper="Wen et al. 2022, arXiv:2108.01513",
+    ),
+    "uniface": Recipe(
+        CosFace(m=0.4), rule=UniFace(), bias="shared", scale=64.0, group=ONE_PER_CLASS,
+        good="learns one threshold that verification can use", bad="no probabilities; cosines must pass b/s",
+        paper="Zhou et al. 2023, ICCV",
+    ),
+    "uniface-bce": Recipe(
+        CosFace(m=0.4), rule=UniFace(), bias=True, scale=64.0, group=ONE_PER_CLASS,
+        good="as uniface", bad="as uniface, and a threshold for every class",
+        paper="Zhou et al. 2023, ICCV",
+    ),
+    "sface": Recipe(
+        SFaceMargin(), rule=SFace(), scale=64.0, group=ONE_PER_CLASS,
+        good="leaves alone what is near enough, so bears wrong labels", bad="two angles to choose",
+        paper="Zhong et al. 2021, arXiv:2205.12010",
+    ),
+    "p2sgrad": Recipe(
+        P2SGradMargin(), rule=P2SGrad(), scale=1.0, group=ONE_PER_CLASS,
+        good="no scale, no margin, and no N×C work", bad="nothing to set",
+        paper="Zhang et al. 2019, arXiv:1905.02479",
+    ),
+    "subcenter-arcface": Recipe(
+        ArcFace(m=0.5), centres=3, scale=64.0, group=CENTRES,
+        good="mislabelled and odd samples gather at a centre of their own", bad="K times the work and memory",
+        paper="Deng et al. 2020, ECCV",
+    ),
+}  # fmt: skip
