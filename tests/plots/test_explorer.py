@@ -146,9 +146,11 @@ def slider(page, name, kind="range"):
 def test_heads_are_the_family():
     heads = {head["name"]: head for head in explorer.heads()}
     classic = {name: recipe for name, recipe in FAMILY.items() if recipe.group == "classic"}
-    assert list(heads) == list(classic)  # of the others ψ is of another form, or does not tell all
+    assert set(heads) >= set(classic)
+    # Of these ψ is of another form, or does not tell all.
+    assert not set(heads) & {"elasticface-arc", "adaface", "x2-softmax", "mv-arcface", "subcenter-arcface", "ldam"}
     theta = torch.linspace(0, math.pi, 50, dtype=torch.float64)
-    for name, recipe in classic.items():
+    for name, recipe in ((name, FAMILY[name]) for name in heads):
         head = heads[name]
         assert torch.allclose(Combined(head["m1"], head["m2"], head["m3"]).psi(theta), recipe.margin.psi(theta))
         assert (head["s"], head["unit_features"]) == (recipe.scale, recipe.unit_features)

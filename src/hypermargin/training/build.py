@@ -122,7 +122,12 @@ def resolve_head(config: Config, classes: int) -> tuple[Config, tuple[str, ...]]
         return config, ()
     given = {k: v for k, v in config.set.items() if k in names}
     if recipe.group != "classic":
-        advice = recommend(classes, config.dim, margin=config.head, numbers=given)
+        try:
+            advice = recommend(classes, config.dim, margin=config.head, numbers=given)
+        except ValueError as error:
+            if given or "cannot be met" not in str(error):
+                raise
+            return config, ()  # the advisor's rule is not for this one: it keeps its paper's s and numbers
     else:
         mine = dataclasses.replace(margin, **given) if given else margin.name  # type: ignore[type-var]  # all are
         advice = recommend(classes, config.dim, margin=mine)
