@@ -10,8 +10,8 @@ from typing import Any
 from benchmarks.heads.loop import Spec
 from benchmarks.heads.tasks import CLOSED
 from hypermargin.advise import equivalent_margin, recommend
-from hypermargin.recipes import FAMILY
 from hypermargin.margins import number_fields
+from hypermargin.recipes import FAMILY
 
 SEEDS = 0, 1, 2
 EPOCHS = {"omniglot": 30, "omniglot-turns": 20, "audiomnist": 5, "mnist": 4, "fashion-mnist": 4}
