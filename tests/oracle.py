@@ -77,6 +77,16 @@ def psi_and_slopes(margin, theta, m):
         u = PI * share ** m[0]
         by_theta = m[0] * share ** (m[0] - 1) if theta / PI > L(1e-12) else L(0)
         return np.cos(u), -np.sin(u) * by_theta, [-np.sin(u) * u * np.log(share)]
+    if isinstance(margin, hm.LiArcFace):
+        return 1 - 2 * (theta + m[0]) / PI, -2 / PI, [-2 / PI]
+    if isinstance(margin, hm.P2SGrad):
+        return -((1 - cos) ** 2) / 2, -(1 - cos) * sin, []
+    if isinstance(margin, hm.Circle):  # the weight counts as constant
+        weight = max(1 + m[0] - cos, L(0))
+        return weight * (cos - 1 + m[0]), -weight * sin, [weight]
+    if isinstance(margin, hm.SFace):  # the weight counts as constant
+        weight = 1 / (1 + np.exp(-L(margin.k) * (theta - L(margin.a))))
+        return weight * cos, -weight * sin, []
     if isinstance(margin, hm.AdaFace):  # without a head, so of ordinary length: CosFace but for the ends
         edge = L(1e-3)
         inside = edge < theta < PI - edge
