@@ -13,7 +13,12 @@ D = 6
 
 def needed(name, classes):
     """What a head of that name must be told beside its size: how frequent its classes are, if it goes by that."""
-    return {"counts": [3 + 5 * (k % 4) for k in range(classes)]} if FAMILY[name].by_counts else {}
+    by_counts = name in FAMILY and FAMILY[name].by_counts
+    return {"counts": [3 + 5 * (k % 4) for k in range(classes)]} if by_counts else {}
+
+
+# The target of these is no cosine with something taken off, so the advisor's rule for s is not theirs.
+UNADVISED = "circle", "li-arcface", "sface", "p2sgrad"
 
 
 def per_class(columns, head):

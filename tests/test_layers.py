@@ -21,7 +21,7 @@ APPLICATION = {
     "advise", "cli", "common", "compare", "data", "deploy", "estimator", "evaluate", "heads", "plots", "training",
 }  # fmt: skip
 OWN = "hypermargin"
-MOST_MODULES = 70  # one file per paper, in margins and rules
+MOST_MODULES = 75  # one file per paper, in margins and rules
 
 
 class Import(NamedTuple):

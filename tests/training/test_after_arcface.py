@@ -7,6 +7,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+from cases import UNADVISED
 
 import hypermargin as hm
 from hypermargin.advise.usual import draw
@@ -116,7 +117,7 @@ def test_exported_with_its_state_and_offsets_absent(tmp_path):
         ({"class_margins": "power:high=0.2", "head": "adaface"}, low_ones),
         ({"class_margins": "power:high=0.2", "head": "ldam"}, low_ones),
     ],
-    ids=str,
+    ids=lambda each: str(each) if isinstance(each, dict) else "",
 )  # fmt: skip
 def test_margins_by_class(tmp_path, capsys, settings, margins):
     train(Config(**{**QUICK, "epochs": 1}, **settings), tmp_path / "run", data=uneven())
@@ -162,6 +163,11 @@ def test_even_sampling_beside_counts_is_told(tmp_path, capsys):
 
 @pytest.mark.parametrize("name", AFTER)
 def test_what_the_advisor_decides_is_written_down(name):
+    if name in UNADVISED:  # it keeps its paper's numbers where the rule has none
+        assert (
+            build_head(resolve_head(Config(head=name, dim=2), 30)[0], 30).margin == hm.recipes.FAMILY[name].margin
+        )
+        return
     config, reasons = resolve_head(Config(head=name, dim=128), 1000)
     head = build_head(config, 1000)
     if not head.settings.unit_features:
@@ -170,10 +176,10 @@ def test_what_the_advisor_decides_is_written_down(name):
     advice = hm.advise.recommend(1000, 128, margin=name)
     assert (head.margin, head.scale.item()) == (advice.margin, pytest.approx(advice.s))
     assert reasons == advice.reasons
-    field = hm.margins.number_fields(type(head.margin))
-    first = next(field).name
-    mine, _ = resolve_head(Config(head=name, dim=128, set={first: getattr(head.margin, first)}), 1000)
-    assert build_head(mine, 1000).margin == head.margin  # what was given is what was advised
+    for field in hm.margins.number_fields(type(head.margin)):
+        mine, _ = resolve_head(Config(head=name, dim=128, set={field.name: getattr(head.margin, field.name)}), 1000)
+        assert build_head(mine, 1000).margin == head.margin  # what was given is what was advised
+        break
     assert resolve_head(Config(head=name, dim=2), 30)[0].set["scale"] > 0  # a picture's two dimensions do as well
 
 
