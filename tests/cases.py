@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from hypermargin import margins
 from hypermargin.recipes import FAMILY
 
 D = 6
@@ -16,6 +17,9 @@ def needed(name, classes):
     by_counts = name in FAMILY and FAMILY[name].by_counts
     return {"counts": [3 + 5 * (k % 4) for k in range(classes)]} if by_counts else {}
 
+
+# A part of the loss of the others counts as constant, so that no fit is a minimum.
+FITTED = [name for name in margins.names() if "finite slope" not in margins.get(name)().breaks]
 
 # The target of these is no cosine with something taken off, so the advisor's rule for s is not theirs.
 UNADVISED = "circle", "li-arcface", "sface", "p2sgrad"

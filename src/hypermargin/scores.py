@@ -97,7 +97,7 @@ def logits(
         if table.is_empty:
             z = z[:, :0]
         if centres > 1:
-            z = z.view(len(z), z.shape[1] // centres, centres).amax(-1)
+            z = z.view(-1, z.shape[1] // centres, centres).amax(-1)  # −1: exported, any number of rows
         return layout.columns(z, batch)
 
 

@@ -75,6 +75,8 @@ class HeadSettings:
         self._check_scale()
         if self.learn_margin and self.margin.m is None:
             raise ValueError("class_margins and learn_margin need a margin that has an m; NoMargin has none.")
+        if self.learn_margin and isinstance(self.margin.m, float) and self.margin.m < self.margin.zero:  # type: ignore[operator]
+            raise ValueError(f"learn_margin rewards a larger m, and a smaller one is more margin in {self.margin}.")
         if self.learn_margin and self.gradient == "straight":
             raise ValueError('learn_margin=True needs gradient="exact"; "straight" gives m no gradient.')
 

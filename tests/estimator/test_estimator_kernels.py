@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from cases import FITTED
 from scipy.linalg import cho_factor
 from sklearn.datasets import load_breast_cancer, load_digits, load_iris, make_circles
 from sklearn.gaussian_process.kernels import RBF
@@ -11,7 +12,6 @@ from sklearn.metrics.pairwise import polynomial_kernel, rbf_kernel
 from sklearn.model_selection import cross_val_score
 from sklearn.preprocessing import PolynomialFeatures, StandardScaler
 
-from hypermargin import margins
 from hypermargin.estimator import MarginSoftmaxClassifier
 from hypermargin.estimator.features import KernelFunction, Landmarks
 
@@ -32,7 +32,7 @@ def rbf(A, B):
 
 
 @pytest.mark.parametrize("unit_features", [True, False])
-@pytest.mark.parametrize("margin", margins.names())
+@pytest.mark.parametrize("margin", FITTED)
 def test_the_linear_kernel_is_the_linear_model(margin, unit_features):
     """Coordinates differ, products do not: the same boundary, probabilities and cosines for new samples too."""
     X, y = standardised(load_iris)

@@ -7,6 +7,7 @@ import pytest
 import scipy.sparse
 import torch
 import torch.nn.functional as F
+from cases import FITTED
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +16,7 @@ from hypermargin import margins
 from hypermargin.estimator.objective import Data, MagnitudeObjective, Objective, row_norms
 from hypermargin.margins import ArcFace, CosFace, NoMargin, SphereFace
 
-MARGINS = [margins.get(name)() for name in margins.names()] + [ArcFace(0.2), CosFace(0.1), SphereFace(1.2)]
+MARGINS = [margins.get(name)() for name in FITTED] + [ArcFace(0.2), CosFace(0.1), SphereFace(1.2)]
 
 
 def example(seed=0, n=37, d=5, classes=4):

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import needed, per_class
+from cases import UNADVISED, needed, per_class
 from torch import nn
 
 import hypermargin as hm
@@ -25,6 +25,7 @@ from hypermargin import cli
 from hypermargin.cli import train as train_command
 from hypermargin.cli._flags import setting_flags
 from hypermargin.data import Data, DataError, from_arrays
+from hypermargin.recipes import FAMILY
 from hypermargin.training import Config, DivergedError, RunError, load, train, watch
 from hypermargin.training.build import build_head, resolve, resolve_head
 from hypermargin.training.config import KINDS, from_dict, given_in, read_toml, resumed
@@ -144,7 +145,9 @@ def test_the_head_as_resolved_is_the_head_of_the_saved_settings(name):
     head = build_head(config, 50)
     again = build_head(from_dict(tomllib.loads(config.to_toml())), 50)
     assert str(head) == str(again)
-    if head.settings.unit_features:
+    if name in UNADVISED:
+        assert head.scale.item() == FAMILY[name].scale or reasons
+    elif head.settings.unit_features:
         advice = hm.advise.recommend(50, 16, margin=head.margin)
         assert head.scale.item() == pytest.approx(advice.s)
         assert reasons
@@ -295,7 +298,7 @@ def test_what_is_watched(name):
         expected = torch.quantile(norms, q, interpolation="nearest")
         assert seen[name_] == pytest.approx(float(expected), rel=1e-6)
     m = head.margin.m
-    u = dict.fromkeys(("arcface", "elasticface-arc"), lambda: own + m)
+    u = dict.fromkeys(("arcface", "elasticface-arc", "npcface"), lambda: own + m)
     u |= {"sphereface": lambda: m * own, "combined": lambda: m[0] * own + m[1]}
     if head.margin.name in u:
         assert seen["past_fold"] == pytest.approx(float((u[head.margin.name]() > math.pi).float().mean()))

@@ -47,6 +47,11 @@ def margin_of(margin: str | Margin | None, m: float | Sequence[float] | None) ->
     else:
         checks.instance("margin", margin, Margin, '"arcface" or ArcFace(m=0.2)')
         found = margin
+    if "finite slope" in found.breaks:
+        raise ValueError(
+            f"margin {found} counts a part of its loss as constant, so no fit is a minimum of it. It is for "
+            "networks; take another here."
+        )
     if m is None:
         return found
     own = found.m
