@@ -142,6 +142,7 @@ def test_by_counts():
         (lambda: hm.create_head("arcface", 4, 3, counts=[1, 2, 3]), TypeError, "margins_from_counts"),
         (lambda: hm.create_head("ldam", 4, 3, counts=[1, 2, 3], tau=2.0), TypeError, "ldam has no tau"),
         (lambda: hm.create_head("adaface", 4, 3, t_alpha=0.1), TypeError, "It is called momentum here"),
+        (lambda: hm.create_head("expface", 4, 3, learn_margin=True), ValueError, "a smaller one is more margin"),
         (lambda: MagFace(l_a=50.0, u_a=20.0), ValueError, "l_a=…. must be below u_a"),
         (lambda: margins_from_counts([1, 2], "linear"), ValueError, "rule must be one of"),
     ],
