@@ -155,6 +155,14 @@ def test_refused_in_words(settings, words):
         Config(**settings)
 
 
+def test_numbers_that_the_advisor_does_not_choose_are_told(tmp_path, capsys):
+    """Four centres in two dimensions are too near for SFace, whose target at its centre is no 1."""
+    for head, told in (("sface", True), ("curricularface", False)):
+        train(Config(**{**QUICK, "dim": 2}, head=head), tmp_path / head, data=uneven())
+        said = " ".join(capsys.readouterr().err.split())
+        assert (f"s and the margin are {head}'s own: the advisor's rule is not for this loss" in said) == told
+
+
 def test_even_sampling_beside_counts_is_told(tmp_path, capsys):
     config = Config(**{**QUICK, "epochs": 1}, head="balanced-softmax", sampling="balanced")
     train(config, tmp_path / "run", data=uneven())

@@ -507,6 +507,22 @@ def test_the_command_in_a_terminal(tmp_path, npz):
     assert f"hypermargin train --out {tmp_path / 'run'} --resume" in re.sub(r"\s+", " ", seen)
 
 
+def test_no_epochs_measure_what_is_there(tmp_path, npz, here):
+    """From a trained network without a step; from a random one too, in words."""
+    assert here("--data", npz, "--out", tmp_path / "first", *ARGUMENTS, "--quiet")[0] == 0
+    none = (*ARGUMENTS, "--epochs", 0, "--data", npz)
+    code, out, err = here("--out", tmp_path / "again", "--init", tmp_path / "first", "--init-head", *none)
+    assert code == 0
+    assert "no step was taken" in " ".join((out + err).split())
+    assert "nothing is trained" not in err
+    results = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("first", "again")]
+    assert results[1]["step"] == 0
+    assert results[1]["metrics"]["test"]["accuracy"] == pytest.approx(results[0]["metrics"]["test"]["accuracy"])
+    code, _, err = here("--out", tmp_path / "random", *none)
+    assert code == 0
+    assert "nothing is trained: epochs = 0" in " ".join(err.split())
+
+
 def test_config_file_then_flags(tmp_path, npz, here):
     (tmp_path / "run.toml").write_text(f'data = "{npz}"\nmodel = "mlp"\nepochs = 1\ndim = 8\n[set]\nm = 0.1\n')
     code, out, err = here(

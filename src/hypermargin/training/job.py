@@ -22,6 +22,7 @@ from hypermargin.data import Data, DataError, Feed, Pairs, Scaling, Split, decod
 from hypermargin.evaluate import from_scores
 from hypermargin.files import write_text
 from hypermargin.training import by_counts, checkpoint, paths, watch
+from hypermargin.training.announce import announce
 from hypermargin.training.budget import decide as decide_budget
 from hypermargin.training.build import (
     build_head,
@@ -178,7 +179,7 @@ def _anew(config: Config, folder: Path, data: Data, network: nn.Module | None, r
         start_from(trainer.network, first_weights(trainer.network, Path(config.init)), config.init)
     if config.init_head:
         start_head_from(trainer.head, Path(str(config.init)), about.classes)
-    _describe(trainer, bool(advised), budget, tell)
+    announce(trainer, bool(advised), budget, tell)
 
     def write() -> None:
         write_text(folder / "config.toml", config.to_toml())
@@ -316,41 +317,3 @@ def _save_thresholds(trainer: Trainer, step: int, say: Say) -> None:
             choose_thresholds(Parts(trained, trainer.data, trainer.split, feed=trainer.feed)).save(trainer.folder)
     except Exception as error:  # whatever it is, the training is finished and its result must not be lost
         say(f"no thresholds saved: {error}")
-
-
-def _describe(trainer: Trainer, advised: bool, budget: str, tell: Say) -> None:
-    """Say in a few lines what is about to be trained."""
-    data, parts, config, head = trainer.data, trainer.split, trainer.config, trainer.head
-    sizes = [
-        f"{len(rows):,} of {len(np.unique(data.labels[rows])):,} {verb}"
-        for rows, verb in ((parts.train, "train"), (parts.validation, "validate"), (parts.test, "test"))
-        if len(rows)
-    ]
-    kind = "unseen identities" if parts.open_set else "unseen samples"
-    shape = "×".join(map(str, data.shape))
-    tell(f"{data.name}: {', '.join(sizes)} (samples of identities; tested on {kind}), each {shape}")
-    for bad in data.bad[:10]:
-        tell(f"left out: {bad}")
-    if len(data.bad) > 10:
-        tell(f"left out: {len(data.bad) - 10} more, listed in run.json")
-    size = sum(p.numel() for p in trainer.network.parameters())
-    numbers = [f"s = {head.current_scale().item():g}"] if head.settings.unit_features else []
-    m = head.margin.m
-    if m is not None:
-        numbers.append(f"m = {', '.join(f'{v:g}' for v in (m if isinstance(m, tuple) else (m,)))}")
-    why = f" (advised: hypermargin advise --classes {head.classes} --dim {head.dim})" if advised else ""
-    tell(f"{config.model}, {size:,} parameters, to {config.dim} dimensions; {config.head}"
-         f"{': ' + ', '.join(numbers) if numbers else ''}{why}")  # fmt: skip
-    counts = by_counts.counts_of(data, parts)
-    for words in by_counts.in_words(config.head, config.class_margins, config.set, counts, config.sampling):
-        tell(words)
-    if budget:
-        tell(budget)
-    tell(f"head by {trainer.learner.backend(trainer.ranks.world)}")
-    if head.fused_optimizer is not None:
-        clipped = f"; clip = {config.clip:g} is for all other gradients together" if config.clip else ""
-        tell(f"class weights: changed within the backward by FusedSGD{clipped}")
-    if trainer.device.type == "cuda":
-        one_by_one = f"launched kernel by kernel: {trainer.why_eager}"
-        tell(f"steps: {one_by_one if trainer.why_eager else 'replayed as a CUDA graph'}")
-    tell(f"epochs: {config.epochs}, steps in each: {trainer.per_epoch}, on {config.device}, in {trainer.folder}")
