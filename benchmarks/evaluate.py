@@ -37,8 +37,8 @@ class Problem:
         self.samples, self.dim, self.device = samples, dim, device
         generator = torch.Generator().manual_seed(0)
         self.y = torch.arange(samples) // PER_IDENTITY
-        centres = torch.randn(int(self.y[-1]) + 1, dim, generator=generator)
-        self.x = (centres[self.y] + 1.5 * torch.randn(samples, dim, generator=generator)).to(device)
+        centers = torch.randn(int(self.y[-1]) + 1, dim, generator=generator)
+        self.x = (centers[self.y] + 1.5 * torch.randn(samples, dim, generator=generator)).to(device)
         self.W = self.x  # there are no weights; `peak_extra_bytes` drops the gradients of both
 
 

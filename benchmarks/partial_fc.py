@@ -1,6 +1,6 @@
 """Partial FC against all classes: what a sample of the rivals does to log Σ exp z, loss, gradient and training.
 
-10,000 classes in 64 dimensions on generated features, a unit centre for each class plus noise; ArcFace, s = 32,
+10,000 classes in 64 dimensions on generated features, a unit center for each class plus noise; ArcFace, s = 32,
 m = 0.3. The features stay as they are, only the head learns.
 """
 
@@ -32,13 +32,13 @@ class Problem:
     def __init__(self, classes: int = CLASSES) -> None:
         self.classes = classes
         rng = torch.Generator().manual_seed(0)
-        self.centres = torch.nn.functional.normalize(torch.randn(classes, DIM, generator=rng), dim=1)
+        self.centers = torch.nn.functional.normalize(torch.randn(classes, DIM, generator=rng), dim=1)
 
     def batch(self, number: int) -> tuple[Tensor, Tensor]:
         """The same for the same number."""
         rng = torch.Generator().manual_seed(number)
         y = torch.randint(0, self.classes, (ROWS,), generator=rng)
-        return self.centres[y] + NOISE * DIM**-0.5 * torch.randn(ROWS, DIM, generator=rng), y
+        return self.centers[y] + NOISE * DIM**-0.5 * torch.randn(ROWS, DIM, generator=rng), y
 
     def head(self, margin: Margin, sample: PartialFC | None = None, *, seed: int = 1, **options: Any) -> MarginHead:
         """Random weights of that seed."""

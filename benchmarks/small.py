@@ -199,7 +199,7 @@ def as_markdown(result: dict[str, Any]) -> str:
         "",
         f"{IDENTITIES} identities of {EACH} images; a third of them for the test, a tenth of the rest for "
         "validation, at least two. EER of all test pairs in %, with the 95 % interval over identities, beside the "
-        "cosine of centred pixels and of PCA (fitted on what is not test; 20, 50 or 100 components, whitened or "
+        "cosine of centered pixels and of PCA (fitted on what is not test; 20, 50 or 100 components, whitened or "
         "not, the best of these six on the test itself, which favours it). verify: of some pairs, those that the "
         "exported network tells at the threshold saved with it. Seconds are of a shared machine, one thread.",
         "",
@@ -226,7 +226,7 @@ def as_markdown(result: dict[str, Any]) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = command.flags(
         "small",
-        "Small sets through train, evaluate, export and verify with defaults, beside centred pixels and PCA.",
+        "Small sets through train, evaluate, export and verify with defaults, beside centered pixels and PCA.",
         "--data FOLDER",
         "--data FOLDER --set characters --seeds 2",
     )

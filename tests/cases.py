@@ -26,7 +26,7 @@ UNADVISED = "circle", "li-arcface", "sface", "p2sgrad"
 
 
 def per_class(columns, head):
-    """One column per class from one per row of head.weight: that of its nearest centre."""
+    """One column per class from one per row of head.weight: that of its nearest center."""
     return columns.unflatten(1, (head.classes, -1)).amax(2)
 
 

@@ -55,7 +55,7 @@ class Ranks:
         return slice(*class_range(count, self.rank, self.world))
 
     def weight_rows(self, head):
-        mine, K = self.classes(head.classes), head.settings.centres
+        mine, K = self.classes(head.classes), head.settings.centers
         return slice(K * mine.start, K * mine.stop)
 
 
@@ -188,7 +188,7 @@ def any_number_of_classes(ranks):
 
 @case(1, 3)
 def every_slot(ranks):
-    """Rules with a threshold and one-vs-all, margins by row with state, centres, offsets, row terms."""
+    """Rules with a threshold and one-vs-all, margins by row with state, centers, offsets, row terms."""
     fillings = [
         (CosFace(), {"rule": MVSoftmax()}),
         (ArcFace(), {"rule": MVSoftmax(0.3, "fixed"), "learn_scale": True}),
@@ -198,17 +198,17 @@ def every_slot(ranks):
         (ArcFace(), {"rule": rules.CurricularFace(0.3), "steps": 3}),
         (margins.Circle(), {"rule": rules.Circle()}),
         (ArcFace(), {"rule": rules.InterTopK(2, 0.3)}),
-        (ArcFace(), {"rule": rules.InterTopK(9, 0.3), "centres": 2}),
+        (ArcFace(), {"rule": rules.InterTopK(9, 0.3), "centers": 2}),
         (ArcFace(), {"rule": rules.ArcNegFace()}),
         (SphereFace2(variant="A"), {"rule": rules.SphereFace2(variant="A"), "bias": "shared"}),
         (CosFace(0.4), {"rule": rules.UniFace(), "bias": True}),
         (margins.SFace(), {"rule": rules.SFace()}),
         (margins.P2SGrad(), {"rule": rules.P2SGrad()}),
-        (margins.P2SGrad(), {"rule": rules.P2SGrad(), "centres": 2}),
+        (margins.P2SGrad(), {"rule": rules.P2SGrad(), "centers": 2}),
         (margins.NPCFace(), {"rule": rules.NPCFace()}),
         (margins.LiArcFace(), {"rule": rules.LiArcFace()}),
-        (ArcFace(), {"centres": 3}),
-        (CosFace(), {"centres": 2, "rule": MVSoftmax(), "class_margins": [0.1, 0.2, 0.3, 0.4, 0.3, 0.2, 0.1]}),
+        (ArcFace(), {"centers": 3}),
+        (CosFace(), {"centers": 2, "rule": MVSoftmax(), "class_margins": [0.1, 0.2, 0.3, 0.4, 0.3, 0.2, 0.1]}),
         (ArcFace(), {"class_offsets": [0.0, -1.0, 2.0, 0.5, 0.0, 1.0, -3.0], "bias": "shared"}),
         (CosFace(), {"row_terms": [RingLoss(0.5, 2.0)]}),
     ]
@@ -220,7 +220,7 @@ def every_slot(ranks):
             agree(ranks, margin, sample=hm.PartialFC(0.5), **({"scale": 8.0, "steps": 2} | options))
     for mix in (0.3, "rows"):
         agree(ranks, SphereFace2(), mix=mix, rule=rules.SphereFace2(), bias="shared", scale=8.0)
-        agree(ranks, ArcFace(), mix=mix, centres=2, scale=8.0)
+        agree(ranks, ArcFace(), mix=mix, centers=2, scale=8.0)
         agree(ranks, margins.P2SGrad(), mix=mix, rule=rules.P2SGrad(), scale=8.0)
     _, many = agree(ranks, AdaFace(momentum=0.3), scale=8.0, steps=2)
     means = [torch.empty(()) for _ in range(ranks.world)]
@@ -427,7 +427,7 @@ def first_weights_do_not_depend_on_the_ranks(ranks):
     assert len(whole.unique(dim=0)) == classes
     whole = torch.empty(3 * 700, D)
     hm.parallel.Sharded(700).first_weights(whole, D**-0.5)
-    head = hm.MarginHead(D, 700, ArcFace(), scale=8.0, centres=3, shard=hm.Shard(ranks.group))
+    head = hm.MarginHead(D, 700, ArcFace(), scale=8.0, centers=3, shard=hm.Shard(ranks.group))
     assert torch.equal(head.weight.data, whole[ranks.weight_rows(head)])
     assert len(whole.unique(dim=0)) == len(whole)
 

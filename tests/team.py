@@ -76,9 +76,9 @@ def _work(rank, world, folder, timeout, queue, module, name, arguments):
 
 def data(side=6):
     rng = np.random.default_rng(0)
-    centres = rng.normal(size=(14, side, side)) * 50 + 128
+    centers = rng.normal(size=(14, side, side)) * 50 + 128
     labels = np.arange(14 * 9) % 14
-    images = (centres[labels] + rng.normal(size=(len(labels), side, side)) * 25).clip(0, 255).astype(np.uint8)
+    images = (centers[labels] + rng.normal(size=(len(labels), side, side)) * 25).clip(0, 255).astype(np.uint8)
     return from_arrays(images, labels, name="blobs")
 
 

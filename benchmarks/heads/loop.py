@@ -220,10 +220,10 @@ def _degrees(cosines: Tensor) -> float:
 
 
 def angles(features: Tensor, labels: Tensor) -> dict[str, float]:
-    """Mean angle of a sample to its own centre and to the nearest other one, in degrees."""
+    """Mean angle of a sample to its own center and to the nearest other one, in degrees."""
     x = F.normalize(features)
-    centres = F.normalize(torch.zeros(int(labels.max()) + 1, x.shape[1], device=x.device).index_add_(0, labels, x))
-    cosines = x @ centres.T
+    centers = F.normalize(torch.zeros(int(labels.max()) + 1, x.shape[1], device=x.device).index_add_(0, labels, x))
+    cosines = x @ centers.T
     own = cosines.gather(1, labels[:, None])[:, 0]
     other = cosines.scatter(1, labels[:, None], -2.0).amax(1)
     return {"intra": _degrees(own), "inter": _degrees(other)}

@@ -82,7 +82,7 @@ def heads(results: list[Result], task: str) -> str:
         rows.append([r["spec"]["head"], "no network", *(f"{100 * r['test'][m]:.2f}" for m in metrics), *["–"] * 4])
     words = {"eer": "EER", "tar0.001": "TAR@FAR=1e-3", "rank1": "rank-1", "accuracy": "accuracy"}
     first = words[metrics[0]]
-    columns = ["head", "chosen", *(words[m] for m in metrics), "own centre", "nearest other"]
+    columns = ["head", "chosen", *(words[m] for m in metrics), "own center", "nearest other"]
     columns += [f"{first}, paper's settings", f"{first}, advised"]
     return table(columns, rows)
 
@@ -166,7 +166,7 @@ def difficulty(results: list[Result]) -> list[str]:
             "training samples less rank-1 on the test.",
             table(
                 ["width", "margin", "loss", "to 50 %", "to 90 %", "failed", "training: own / rival prototype",
-                 "test: own / other centre", "gap", "EER"],
+                 "test: own / other center", "gap", "EER"],
                 rows,
             ),
         ]  # fmt: skip

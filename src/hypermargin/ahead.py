@@ -47,7 +47,7 @@ class LookAhead:
             if self._table.is_empty:
                 found = u.new_full((len(u), k), -math.inf)
             else:
-                found = largest_rivals(u, weight, local, self._table.centres, k)
+                found = largest_rivals(u, weight, local, self._table.centers, k)
             return self._layout.collected(found).topk(k).values
 
     def mean_above(self, threshold: Tensor) -> Tensor:
@@ -83,17 +83,17 @@ def _cosines_by_block(u: Tensor, weight: Tensor, local: Tensor, multiple: int = 
 
 
 @torch.library.custom_op("hypermargin::largest_rivals", mutates_args=())
-def largest_rivals(u: Tensor, weight: Tensor, local: Tensor, centres: int, k: int) -> Tensor:
+def largest_rivals(u: Tensor, weight: Tensor, local: Tensor, centers: int, k: int) -> Tensor:
     """Return the k largest cosines of unit rows u to classes that are not labels, (N, k), block by block."""
     found = u.new_full((len(u), k), -math.inf)
-    for c in _cosines_by_block(u, weight, local, centres):
-        of_class = c.view(len(c), c.shape[1] // centres, centres).amax(-1) if centres > 1 else c
+    for c in _cosines_by_block(u, weight, local, centers):
+        of_class = c.view(len(c), c.shape[1] // centers, centers).amax(-1) if centers > 1 else c
         found = torch.cat((found, of_class), 1).topk(k).values
     return found
 
 
 @largest_rivals.register_fake
-def _(u: Tensor, weight: Tensor, local: Tensor, centres: int, k: int) -> Tensor:
+def _(u: Tensor, weight: Tensor, local: Tensor, centers: int, k: int) -> Tensor:
     return u.new_empty(len(u), k)
 
 

@@ -51,7 +51,7 @@ def check_batch(
     scale: float | Tensor | str | None,
     unit_features: bool = True,
     bias: Tensor | None = None,
-    centres: int = 1,
+    centers: int = 1,
     margin: Margin | None = None,
     m: Tensor | None = None,
     mix: checks.Mix | None = None,
@@ -60,8 +60,8 @@ def check_batch(
 ) -> Batch:
     """Return a batch whose shapes match, and whose values are valid where `check` reads them; raise otherwise."""
     checks.features_and_weight(features, weight)
-    layout.check_weight(weight, centres)
-    N, here = features.shape[0], weight.shape[0] // centres
+    layout.check_weight(weight, centers)
+    N, here = features.shape[0], weight.shape[0] // centers
     if bias is not None:
         checks.class_bias(bias, here, features.device)
     if not isinstance(scale, Tensor | float):
@@ -170,7 +170,7 @@ def scale_rows(batch: Batch, table: ClassTable, layout: Layout, *, unit_features
         if not table.unit:
             longest = torch.linalg.vector_norm(table.weight.detach(), math.inf).clamp(min=1.0)
             largest = layout.largest(longest.to(x.dtype))
-        entries = layout.classes(len(table.weight) // table.centres) * table.centres * table.weight.shape[1]
+        entries = layout.classes(len(table.weight) // table.centers) * table.centers * table.weight.shape[1]
         limit = torch.finfo(x.dtype).max / (4.0 * entries) / largest
         x = fit(x, limit / (s.detach().clamp(min=1.0) if isinstance(s, Tensor) else max(s, 1.0)))
     direction, norm = polar(x)
@@ -188,13 +188,13 @@ def column(scale: float | Tensor, dtype: torch.dtype) -> Tensor | float:
 
 
 class Target(NamedTuple):
-    """The geometry of each row's own classes before any margin; (N, L) unless noted, for the nearest centre."""
+    """The geometry of each row's own classes before any margin; (N, L) unless noted, for the nearest center."""
 
     product: Tensor  # ⟨f, w̃_y⟩: linear in f, so its gradient is w̃_y even where f or w̃_y is zero
     angle: Tensor  # the angle between f and W_y, in [0, π]; π/2 for zero rows
     length: Tensor  # |f||w̃_y|; (N, 1) if the weight is normalised
     norm: Tensor | None  # |w̃_y|; None if it is 1
-    products: Tensor  # (N, L, K)  the product with every centre
+    products: Tensor  # (N, L, K)  the product with every center
 
 
 def target_of(rows: ScaledRows, label_rows: Tensor, table: ClassTable) -> Target:
@@ -204,12 +204,12 @@ def target_of(rows: ScaledRows, label_rows: Tensor, table: ClassTable) -> Target
         directions, norms = polar(label_rows)
         norm = norms.squeeze(-1)
     product, angle = meeting(rows.f, rows.direction, label_rows, directions)
-    products = product.view(len(product), product.shape[1] // table.centres, table.centres)
-    if table.centres > 1:
+    products = product.view(len(product), product.shape[1] // table.centers, table.centers)
+    if table.centers > 1:
         nearest = products.detach().argmax(-1, keepdim=True)
 
-        def pick(by_centre: Tensor) -> Tensor:
-            return by_centre.view_as(products).gather(-1, nearest).squeeze(-1)
+        def pick(by_center: Tensor) -> Tensor:
+            return by_center.view_as(products).gather(-1, nearest).squeeze(-1)
 
         product, angle, norm = pick(product), pick(angle), None if norm is None else pick(norm)
     return Target(product, angle, rows.length if norm is None else rows.length * norm, norm, products)

@@ -26,7 +26,7 @@ Mix = tuple[Tensor, float | Tensor]
 Reduction = Literal["mean", "sum", "none"]
 Gradient = Literal["exact", "straight"]
 
-MOST_DIM, MOST_CLASSES, MOST_CENTRES = 2**20, 10**9, 1000  # beyond that it is a slip, and would only end in torch
+MOST_DIM, MOST_CLASSES, MOST_CENTERS = 2**20, 10**9, 1000  # beyond that it is a slip, and would only end in torch
 LARGEST = sys.float_info.max  # a whole number may be larger, and then has no float
 LONGEST = 100  # characters of a value in a message
 
@@ -235,17 +235,17 @@ def margin_object(margin: object) -> None:
 
 
 def combination(
-    rule: Rule, unit_weight: bool, centres: int, label_smoothing: float, mixed: bool, all_classes: bool
+    rule: Rule, unit_weight: bool, centers: int, label_smoothing: float, mixed: bool, all_classes: bool
 ) -> None:
     """Require options that can be combined with each other."""
-    if centres != 1:
-        count("centres", centres, 1, MOST_CENTRES)
+    if centers != 1:
+        count("centers", centers, 1, MOST_CENTERS)
     if label_smoothing and not all_classes:
         raise ValueError(
             f"label_smoothing={label_smoothing:g} is about every class, and a sample leaves most out; choose one."
         )
-    if label_smoothing and centres > 1:
-        raise ValueError(f"label_smoothing={label_smoothing:g} needs centres=1; got centres={centres}.")
+    if label_smoothing and centers > 1:
+        raise ValueError(f"label_smoothing={label_smoothing:g} needs centers=1; got centers={centers}.")
     if rule.is_softmax:
         return
     if label_smoothing:

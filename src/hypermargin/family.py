@@ -126,7 +126,7 @@ def as_markdown() -> str:
 
 def successors_as_markdown() -> str:
     """Return what came after it as a Markdown table, by what of the loss it changes."""
-    rows = ["| head | ψ(θ) | rivals, centres | s | numbers | for | against | paper |", "|" + "---|" * 8]
+    rows = ["| head | ψ(θ) | rivals, centers | s | numbers | for | against | paper |", "|" + "---|" * 8]
     groups = dict.fromkeys(r.group for r in FAMILY.values() if r.group != "classic")
     for group in groups:
         rows.append(f"| **{group}** |" + " |" * 7)
@@ -134,7 +134,7 @@ def successors_as_markdown() -> str:
             if r.group != group:
                 continue
             rivals = "" if r.rule is SOFTMAX else r.rule.formula
-            rivals += f"{r.centres} per class" if r.centres > 1 else ""
+            rivals += f"{r.centers} per class" if r.centers > 1 else ""
             numbers = {
                 f.name: getattr(part, f.name) for part in (r.margin, r.rule) for f in number_fields(type(part))
             }

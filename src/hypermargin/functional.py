@@ -41,7 +41,7 @@ def margin_softmax(
     unit_features: bool = True,
     unit_weight: bool = True,
     rule: Rule = SOFTMAX,
-    centres: int = 1,
+    centers: int = 1,
     gradient: Gradient = "exact",
     m: Tensor | None = None,
     lam: float | Tensor = 0.0,
@@ -68,8 +68,8 @@ def margin_softmax(
       it is 1 unless given.
     - bias: (C,), or () for one that all classes share
     - rule: what a rival counts as and how rivals add up (`hypermargin.rules`); R and softplus(R − T) are softmax's
-    - centres: K rows of the weight, (C·K, d), belong to each class, one class after the other. The target is
-      the nearest centre of its class; every centre of another class is a rival.
+    - centers: K rows of the weight, (C·K, d), belong to each class, one class after the other. The target is
+      the nearest center of its class; every center of another class is a rival.
     - gradient: "exact" is the derivative of ψ; "straight" lets dψ/dcos = 1, as insightface and OpenSphere do
     - m: a tensor standing in for the margin's own m: (), (C,) by class or (N, 1) by row
       (Combined: with a last dimension of 3); it may require a gradient
@@ -91,9 +91,9 @@ def margin_softmax(
     The result is float32 or wider, also under autocast.
     """
     checks.loss_options(margin, rule, gradient, lam, label_smoothing, reduction)
-    checks.combination(rule, unit_weight, centres, label_smoothing, mix is not None, layout.covers_all)
+    checks.combination(rule, unit_weight, centers, label_smoothing, mix is not None, layout.covers_all)
     plain = (
-        unit_features and unit_weight and centres == 1 and bias is None and mix is None
+        unit_features and unit_weight and centers == 1 and bias is None and mix is None
         and type(layout) is Layout  # a copy of a head has a copy of WHOLE
         and type(rule) is type(SOFTMAX) and not label_smoothing and len(row_terms) == 0
         and isinstance(features, Tensor) and isinstance(labels, Tensor)
@@ -110,10 +110,10 @@ def margin_softmax(
             return loss
     batch = layout.gather(
         lambda: check_batch(features, weight, labels, layout, scale=scale, unit_features=unit_features, bias=bias,
-                            centres=centres, margin=margin, m=m, mix=mix, ignore_index=ignore_index, check=check),
+                            centers=centers, margin=margin, m=m, mix=mix, ignore_index=ignore_index, check=check),
         f"loss ({reduction})", weight,
     )  # fmt: skip
-    backend = find_backend(backend).fitted(Call.of(batch, weight, layout, rule, centres))
+    backend = find_backend(backend).fitted(Call.of(batch, weight, layout, rule, centers))
     if plain and hasattr(backend, "look"):
         from hypermargin.plain import plain_loss
 
@@ -122,9 +122,9 @@ def margin_softmax(
                 backend, batch, weight, labels, margin, lam=lam, gradient=gradient, row_margin=row_margin,
                 ignore_index=ignore_index, reduction=reduction,
             )  # fmt: skip
-    classes = layout.classes(len(weight) // centres)
+    classes = layout.classes(len(weight) // centers)
     with full_precision(features):
-        table = layout.table(weight, batch, unit=unit_weight, bias=bias, centres=centres)
+        table = layout.table(weight, batch, unit=unit_weight, bias=bias, centers=centers)
         rows = scale_rows(batch, table, layout, unit_features=unit_features)  # f = s·x̂ or s·x
         facts = RowFacts(rows.x, rows.norm, batch.y, LookAhead(rows, table, layout), layout.shared)
         psi = margin.at(row_margin(table.margins(batch.m, rows.x.dtype), facts), lam, gradient)

@@ -40,8 +40,8 @@ class MarginHead(nn.Module):
       Features that keep their length have s = 1 unless given.
     - bias: True for one per class, "shared" for one that all classes share
     - rule: what a rival counts as (`hypermargin.rules`)
-    - centres: rows of the weight per class. The target is the nearest centre of its class, and all centres of other
-      classes are rivals; `logits` has each class's nearest centre.
+    - centers: rows of the weight per class. The target is the nearest center of its class, and all centers of other
+      classes are rivals; `logits` has each class's nearest center.
     - learn_scale: s is a parameter, never below `scale_floor` (default: the smallest useful s for this number of
       classes, `advise.smallest_scale`). With a margin an unbounded s shrinks while most samples violate the margin.
     - class_margins: m by class, (C,) (Combined: (C, 3)), instead of the margin's own
@@ -59,7 +59,7 @@ class MarginHead(nn.Module):
     - sample: only a sample of the classes takes part in each training step (`PartialFC`)
     - the rest as in `margin_softmax`
 
-    The settings are in `head.settings`. The weight is `head.weight`, (classes·centres, dim), never changed in
+    The settings are in `head.settings`. The weight is `head.weight`, (classes·centers, dim), never changed in
     forward. Under DDP, wrap the head (or the model that contains it) like any module. A sharded head is different:
     `head.weight` is this rank's slice, `head.layout` says which, and DDP or FSDP must wrap the network alone, since
     the head's gradients are already complete.
@@ -82,7 +82,7 @@ class MarginHead(nn.Module):
         unit_features: bool = True,
         unit_weight: bool = True,
         rule: Rule = SOFTMAX,
-        centres: int = 1,
+        centers: int = 1,
         learn_scale: bool = False,
         scale_floor: float | None = None,
         class_margins: Tensor | Sequence[float] | None = None,
@@ -109,7 +109,7 @@ class MarginHead(nn.Module):
         checks.count("classes", classes)
         self.settings = HeadSettings(
             dim, classes, margin, scale=scale, bias=bias, unit_features=unit_features, unit_weight=unit_weight,
-            rule=rule, centres=centres, learn_scale=learn_scale, scale_floor=scale_floor, learn_margin=learn_margin,
+            rule=rule, centers=centers, learn_scale=learn_scale, scale_floor=scale_floor, learn_margin=learn_margin,
             margin_reward=margin_reward, gradient=gradient, ignore_index=ignore_index,
             label_smoothing=label_smoothing, reduction=reduction, check=check, backend=backend, shard=shard,
             sample=sample,
@@ -125,7 +125,7 @@ class MarginHead(nn.Module):
         if sample is not None:
             self._hold("sampled_steps", torch.tensor(0, device="cpu"), device)
         held = len(self.layout.held(classes))
-        self.weight = nn.Parameter(torch.empty(held * centres, dim, device=device, dtype=dtype))
+        self.weight = nn.Parameter(torch.empty(held * centers, dim, device=device, dtype=dtype))
         self.register_parameter("bias", None)
         if bias:
             shape = () if bias == "shared" else (held,)
@@ -262,7 +262,7 @@ class MarginHead(nn.Module):
             backend=(self.training and self.training_backend) or settings.backend,
             scale=layout.fixed(scale) if scale is self.scale else scale,
             bias=self.bias if self.offsets is None else self._bias_with_offsets(self.offsets),
-            unit_features=settings.unit_features, unit_weight=settings.unit_weight, centres=settings.centres,
+            unit_features=settings.unit_features, unit_weight=settings.unit_weight, centers=settings.centers,
             rule=settings.rule, gradient=settings.gradient, m=m_now, lam=adjustment.lam, row_margin=self.row_margin,
             rule_state=self.rule_state, row_terms=cast("Sequence[RowTerm]", self.row_terms),
             label_smoothing=settings.label_smoothing, ignore_index=settings.ignore_index,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class ClassTable(NamedTuple):
     """The rows of the class weights that a call is computed against, and where its labels are among them.
 
-    A class has K rows, its centres, one after the other; K is 1 unless a head says otherwise. A batch has L
+    A class has K rows, its centers, one after the other; K is 1 unless a head says otherwise. A batch has L
     labels per row, 2 with mixup and else 1.
     """
 
@@ -28,16 +28,16 @@ class ClassTable(NamedTuple):
     bias: Tensor | None  # (C·K,)  b_j: the sum of bias, offset and PartialFC's correction
     local: Tensor  # (N, L·K)  rows of the labels, the K of one label side by side
     inside: Tensor | None = None  # (N, L·K)  where `local` is valid; None: everywhere
-    centres: int = 1  # K
+    centers: int = 1  # K
     m: Tensor | None = None  # (C·K, …)  margins by class
     is_empty: bool = False  # this process has no class: the one row is zero, and no label refers to it
     raised: float = 0.0  # how much PartialFC's correction raises the bound on the logits
 
     def of_labels(self, by_class: Tensor) -> Tensor:
         """Return the entry of a table by class for each label, (N, L, …); arbitrary if the label is not here."""
-        first = self.local[:, :: self.centres]
+        first = self.local[:, :: self.centers]
         if self.inside is not None:
-            first = first.masked_fill(~self.inside[:, :: self.centres], 0)
+            first = first.masked_fill(~self.inside[:, :: self.centers], 0)
         return look_up(by_class, first)
 
     def margins(self, m: Tensor | None, dtype: torch.dtype) -> Tensor | None:
@@ -47,7 +47,7 @@ class ClassTable(NamedTuple):
 
     def own(self, by_label: Tensor) -> Tensor:
         """Return numbers by label, (N, L), with zeros where the label is not here."""
-        return by_label if self.inside is None else by_label.masked_fill(~self.inside[:, :: self.centres], 0.0)
+        return by_label if self.inside is None else by_label.masked_fill(~self.inside[:, :: self.centers], 0.0)
 
     def label_rows(self, weight: Tensor) -> Tensor:
         """Return the rows of the labels, (N, L·K, d); an arbitrary row where the label is not here."""
@@ -106,13 +106,13 @@ class Layout:
         """Return about how many classes the busiest process has in a step; the backend is chosen for these."""
         return here
 
-    def check_weight(self, weight: Tensor, centres: int) -> None:
+    def check_weight(self, weight: Tensor, centers: int) -> None:
         """Raise unless the weight has the rows of the classes that this process holds."""
         if weight.shape[0] < 1:
             raise ValueError(f"weight must have at least one class; got shape {tuple(weight.shape)}.")
-        if weight.shape[0] % centres:
+        if weight.shape[0] % centers:
             raise ValueError(
-                f"weight must have {centres} rows per class, as centres={centres} says; got {weight.shape[0]} rows."
+                f"weight must have {centers} rows per class, as centers={centers} says; got {weight.shape[0]} rows."
             )
 
     def gather(self, check: Callable[[], Batch], asked: str, weight: Tensor) -> Batch:
@@ -123,15 +123,15 @@ class Layout:
         return check()
 
     def table(
-        self, weight: Tensor, batch: Batch, *, unit: bool, bias: Tensor | None = None, centres: int = 1
+        self, weight: Tensor, batch: Batch, *, unit: bool, bias: Tensor | None = None, centers: int = 1
     ) -> ClassTable:
         """Return the rows of the held classes that take part in this call."""
         y, m = batch.classes(), batch.class_m
-        if centres == 1 and bias is None:
+        if centers == 1 and bias is None:
             return ClassTable(weight, unit, None, y, m=m)
-        m = by_centre(m, centres)
+        m = by_center(m, centers)
         return ClassTable(
-            weight, unit, bias_by_row(bias, weight, batch, centres), rows_of(y, centres), None, centres, m
+            weight, unit, bias_by_row(bias, weight, batch, centers), rows_of(y, centers), None, centers, m
         )
 
     def combine(
@@ -193,24 +193,24 @@ def places(y: Tensor, held: range) -> Tensor:
     return (y - held.start).masked_fill((y < held.start) | (y >= held.stop), -1)
 
 
-def rows_of(classes: Tensor, centres: int) -> Tensor:
+def rows_of(classes: Tensor, centers: int) -> Tensor:
     """Return the rows (N, L·K) of the weight that belong to classes (N, L); −1 stays −1."""
-    if centres == 1:
+    if centers == 1:
         return classes
-    rows = classes.unsqueeze(-1) * centres + torch.arange(centres, device=classes.device)
+    rows = classes.unsqueeze(-1) * centers + torch.arange(centers, device=classes.device)
     return rows.masked_fill(classes.unsqueeze(-1) < 0, -1).flatten(1)
 
 
-def by_centre(by_class: Tensor | None, centres: int) -> Tensor | None:
+def by_center(by_class: Tensor | None, centers: int) -> Tensor | None:
     """Return a table with one entry per class as one with an entry per row of the weight."""
-    if by_class is None or centres == 1:
+    if by_class is None or centers == 1:
         return by_class
-    return by_class.repeat_interleave(centres, 0)
+    return by_class.repeat_interleave(centers, 0)
 
 
-def bias_by_row(bias: Tensor | None, weight: Tensor, batch: Batch, centres: int) -> Tensor | None:
+def bias_by_row(bias: Tensor | None, weight: Tensor, batch: Batch, centers: int) -> Tensor | None:
     """Return a bias, one for all or one per class, as one per row of the weight, in the dtype of the products."""
     if bias is None:
         return None
     bias = widen(bias, wide_dtype(batch.features, weight))
-    return bias.expand(weight.shape[0]) if bias.dim() == 0 else by_centre(bias, centres)
+    return bias.expand(weight.shape[0]) if bias.dim() == 0 else by_center(bias, centers)

@@ -1,6 +1,6 @@
 """The loss of a plain head, by a backend that does all of its N×d and N×C work at once.
 
-A head is plain with two unit sides, one label and one centre per row, softmax's rule, all classes in this process,
+A head is plain with two unit sides, one label and one center per row, softmax's rule, all classes in this process,
 and neither bias, smoothing nor row terms. ArcFace, CosFace and their like are, which is most of what is trained.
 The numbers are those of `margin_softmax`'s own way through; what differs is how many operations they take.
 """
@@ -79,7 +79,7 @@ class _LookLater(LookAhead):
 
     @functools.cached_property
     def _table(self) -> ClassTable:  # type: ignore[override]
-        return WHOLE.table(self._weight, self._batch, unit=True, bias=None, centres=1)
+        return WHOLE.table(self._weight, self._batch, unit=True, bias=None, centers=1)
 
     @functools.cached_property
     def _rows(self) -> ScaledRows:  # type: ignore[override]

@@ -55,7 +55,7 @@ ROWS = "the margin of each row"
 FREQUENCIES = "margins and offsets by how frequent a class is"
 RIVALS = "what a rival counts as"
 ONE_PER_CLASS = "one question per class"
-CENTRES = "several centres per class"
+CENTERS = "several centers per class"
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Recipe:
     width: str = ""  # width of the band between the two boundaries, for classes θ12 apart
     bias: bool | Literal["shared"] = False
     rule: Rule = SOFTMAX
-    centres: int = 1
+    centers: int = 1
     learn_scale: bool = False
     scale_floor: float | None = None
     schedule: Callable[[], Schedule] | None = None
@@ -86,7 +86,7 @@ class Recipe:
         return HeadSettings(
             dim, classes, self.margin, scale=self.scale, bias=self.bias, unit_features=self.unit_features,
             unit_weight=self.unit_weight, learn_scale=self.learn_scale, scale_floor=self.scale_floor,
-            rule=self.rule, centres=self.centres,
+            rule=self.rule, centers=self.centers,
         )  # fmt: skip
 
 
@@ -307,8 +307,8 @@ FAMILY: dict[str, Recipe] = {
         paper="Zhang et al. 2019, arXiv:1905.02479",
     ),
     "subcenter-arcface": Recipe(
-        ArcFace(m=0.5), centres=3, scale=64.0, group=CENTRES,
-        good="mislabelled and odd samples gather at a centre of their own", bad="K times the work and memory",
+        ArcFace(m=0.5), centers=3, scale=64.0, group=CENTERS,
+        good="mislabelled and odd samples gather at a center of their own", bad="K times the work and memory",
         paper="Deng et al. 2020, ECCV",
     ),
 }  # fmt: skip

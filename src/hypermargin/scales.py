@@ -49,8 +49,8 @@ def smallest_scale(
 ) -> float:
     """Return the smallest s at which a sample can reach the target probability P = `probability`.
 
-    The centres are taken to form a simplex, the best case: c_j = −cos θ/(C−1) for the rivals of a sample at
-    θ = `angle` from its own centre (0: exactly on it). Then p_y ≥ P is
+    The centers are taken to form a simplex, the best case: c_j = −cos θ/(C−1) for the rivals of a sample at
+    θ = `angle` from its own center (0: exactly on it). Then p_y ≥ P is
 
         s ≥ ln((C−1)·P/(1−P)) / (ψ(θ) + cos θ/(C−1)),     and at θ = 0:  ψ(0) = 1 − m for CosFace, so
         s ≥ ln((C−1)·P/(1−P)) / (C/(C−1) − m),            CosFace's equation 6 for m = 0.
@@ -75,7 +75,7 @@ def smallest_scale(
 def adacos_scale(classes: int) -> float:
     """Return s = √2·ln(C−1), the fixed scale of AdaCos (Zhang et al. 2019, arXiv:1905.00292), at least 1.
 
-    A sample at π/4 from its centre and at right angles to all rivals then has p_y = 1/2. The formula gives 0
+    A sample at π/4 from its center and at right angles to all rivals then has p_y = 1/2. The formula gives 0
     for C = 2 and less than 1 up to C = 3; a scale of 0 would stop learning, hence the floor.
     """
     checks.count("classes", classes)
@@ -83,9 +83,9 @@ def adacos_scale(classes: int) -> float:
 
 
 def largest_angle(classes: int, dim: int) -> float:
-    """Return the largest φ such that C centres in d dimensions can all be at least φ apart.
+    """Return the largest φ such that C centers in d dimensions can all be at least φ apart.
 
-    It is also the largest m of ArcFace that a sample on its centre can satisfy (θ = 0: m ≤ φ). It is exact for
+    It is also the largest m of ArcFace that a sample on its center can satisfy (θ = 0: m ≤ φ). It is exact for
 
         C = 1: π (no rival)      d = 1, C ≥ 3: 0     d = 2: 2π/C, the regular polygon
         C ≤ d + 1: acos(−1/(C−1)), the simplex       d + 1 < C ≤ 2d: π/2 (Rankin 1955)
@@ -131,7 +131,7 @@ class Scales:
 
     @property
     def crowded(self) -> bool:
-        """Whether the nearest rival, and so the packing of the centres, decides the scale."""
+        """Whether the nearest rival, and so the packing of the centers, decides the scale."""
         return self.nearest > self._roomy
 
     @property
@@ -152,7 +152,7 @@ def typical_angle(classes: int) -> float:
 
 
 def lower_bounds(classes: int, phi: float, margin: Margin, probability: float, theta: float) -> Scales:
-    """Return the three bounds, for centres at most φ apart and typical samples at angle θ from their centres."""
+    """Return the three bounds, for centers at most φ apart and typical samples at angle θ from their centers."""
     reachable = psi_at(margin, theta) + math.cos(theta) / (classes - 1) > 0
     # 2·sin²(φ/2) = 1 − cos φ without the cancellation.
     nearest = math.log(probability / (1 - probability)) / (2 * math.sin(phi / 2) ** 2)
@@ -170,7 +170,7 @@ def advised_scale(classes: int, dim: int, margin: Margin) -> float:
         return 1.0
     phi = largest_angle(classes, dim)
     if phi == 0:
-        raise ValueError(f"dim = 1 has room for 2 centres; got classes = {classes}. Take dim ≥ 2.")
+        raise ValueError(f"dim = 1 has room for 2 centers; got classes = {classes}. Take dim ≥ 2.")
     theta = min(typical_angle(classes), phi / 2)
     return lower_bounds(classes, phi, margin, 0.99, theta).s
 

@@ -19,7 +19,7 @@ from hypermargin.rules import LOG_SUM_EXP
 class Scores(NamedTuple):
     """The targets and rivals of a batch, for z_ij = ⟨f_i, w̃_j⟩ + b_j and L labels per row."""
 
-    target: Tensor  # (N, L)  z of the label's nearest centre
+    target: Tensor  # (N, L)  z of the label's nearest center
     angle: Tensor  # (N, L)  between f_i and it, in [0, π]; π/2 for zero rows
     norm: Tensor  # (N, L)  |w̃_y|; 1 if the weight is normalised
     rivals: Tensor  # (N,)  log-sum-exp of z over the rows that are not the label's; −inf without any
@@ -36,7 +36,7 @@ def scores(
     bias: Tensor | None = None,
     unit_features: bool = True,
     unit_weight: bool = True,
-    centres: int = 1,
+    centers: int = 1,
     ignore_index: int = -100,
     check: bool | Literal["auto"] = "auto",
     backend: str | Backend = "auto",
@@ -49,13 +49,13 @@ def scores(
     rows of all.
     """
     batch = layout.gather(
-        lambda: check_batch(features, weight, labels, layout, scale=scale, bias=bias, centres=centres,
+        lambda: check_batch(features, weight, labels, layout, scale=scale, bias=bias, centers=centers,
                             ignore_index=ignore_index, check=check),
         "scores", weight,
     )  # fmt: skip
-    backend = find_backend(backend).fitted(Call.of(batch, weight, layout, centres=centres))
+    backend = find_backend(backend).fitted(Call.of(batch, weight, layout, centers=centers))
     with full_precision(features):
-        table = layout.table(weight, batch, unit=unit_weight, bias=bias, centres=centres)
+        table = layout.table(weight, batch, unit=unit_weight, bias=bias, centers=centers)
         rows = scale_rows(batch, table, layout, unit_features=unit_features)
         found = table.rivals(backend, rows.f, PLAIN, hardest=True)
         own = target_of(rows, found.rows, table)
@@ -81,23 +81,23 @@ def logits(
     bias: Tensor | None = None,
     unit_features: bool = True,
     unit_weight: bool = True,
-    centres: int = 1,
+    centers: int = 1,
     layout: Layout = WHOLE,
 ) -> Tensor:
-    """Return logits (N, C) without any margin, of each class's nearest centre and for this rank's own rows."""
+    """Return logits (N, C) without any margin, of each class's nearest center and for this rank's own rows."""
     batch = layout.gather(
-        lambda: check_batch(features, weight, None, layout, scale=scale, bias=bias, centres=centres, check=False),
+        lambda: check_batch(features, weight, None, layout, scale=scale, bias=bias, centers=centers, check=False),
         "logits", weight,
     )  # fmt: skip
     with full_precision(features):
-        table = layout.table(weight, batch, unit=unit_weight, bias=bias, centres=centres)
+        table = layout.table(weight, batch, unit=unit_weight, bias=bias, centers=centers)
         rows = scale_rows(batch, table, layout, unit_features=unit_features)
         w = widen(table.weight, rows.f.dtype)
         z = F.linear(rows.f, unit(w) if unit_weight else w, table.bias)
         if table.is_empty:
             z = z[:, :0]
-        if centres > 1:
-            z = z.view(-1, z.shape[1] // centres, centres).amax(-1)  # −1: exported, any number of rows
+        if centers > 1:
+            z = z.view(-1, z.shape[1] // centers, centers).amax(-1)  # −1: exported, any number of rows
         return layout.columns(z, batch)
 
 

@@ -36,7 +36,7 @@ class HeadSettings:
     unit_features: bool = True
     unit_weight: bool = True
     rule: Rule = SOFTMAX
-    centres: int = 1
+    centers: int = 1
     learn_scale: bool = False
     scale_floor: float | None = None
     learn_margin: bool = False
@@ -70,7 +70,7 @@ class HeadSettings:
                     f"{self.rule.aggregate.name}. Leave correct=True out."
                 )
         checks.combination(
-            self.rule, self.unit_weight, self.centres, self.label_smoothing, False, self.sample is None
+            self.rule, self.unit_weight, self.centers, self.label_smoothing, False, self.sample is None
         )
         self._check_scale()
         if self.learn_margin and self.margin.m is None:
@@ -112,14 +112,14 @@ class HeadSettings:
     def as_plain(self) -> dict[str, Any]:
         """Return the settings that decide how features become logits, as plain values to write to a file."""
         return {
-            "margin": str(self.margin), "rule": str(self.rule), "centres": self.centres, "bias": bool(self.bias),
+            "margin": str(self.margin), "rule": str(self.rule), "centers": self.centers, "bias": bool(self.bias),
             "unit_features": self.unit_features, "unit_weight": self.unit_weight,
         }  # fmt: skip
 
     @property
     def sides(self) -> dict[str, Any]:
         """The settings that decide how features and weights are multiplied, as arguments of the functions."""
-        return {"unit_features": self.unit_features, "unit_weight": self.unit_weight, "centres": self.centres}
+        return {"unit_features": self.unit_features, "unit_weight": self.unit_weight, "centers": self.centers}
 
     def in_words(self, scale: float, by_class: bool) -> str:
         """Return the settings that matter, on one line, with the current s and whether m goes by class."""
@@ -131,7 +131,7 @@ class HeadSettings:
             f"gradient={self.gradient!r}, backend={self.backend!r}"
         )
         words += f", rule={self.rule}" if self.rule != SOFTMAX else ""
-        words += f", centres={self.centres}" if self.centres > 1 else ""
+        words += f", centers={self.centers}" if self.centers > 1 else ""
         return words + (f", sample={self.sample}" if self.sample is not None else "")
 
 
@@ -177,7 +177,7 @@ class HeadOverrides(TypedDict, total=False):
     unit_features: bool
     unit_weight: bool
     rule: Rule
-    centres: int
+    centers: int
     learn_scale: bool
     scale_floor: float | None
     class_margins: Any
@@ -210,7 +210,7 @@ def setting_names() -> list[str]:
 # Names that other libraries use, and what they are called here.
 OTHER_NAMES = {
     "s": "scale", "gamma": "scale", "embedding_size": "dim", "in_features": "dim", "num_classes": "classes",
-    "out_features": "classes", "num_subcenters": "centres", "sub_centers": "centres", "K": "centres",
+    "out_features": "classes", "num_subcenters": "centers", "sub_centers": "centers", "centres": "centers", "K": "centers",
     "t_alpha": "momentum", "easy_margin": 'beyond="easy" of ArcFace', "loss_weight": "a factor on the loss you get",
 }  # fmt: skip
 

@@ -30,8 +30,8 @@ PI = math.pi
 
 def simplex(C):
     """C unit vectors with all cosines −1/(C−1), in C dimensions."""
-    centres = torch.eye(C, dtype=torch.float64) - 1 / C
-    return F.normalize(centres)
+    centers = torch.eye(C, dtype=torch.float64) - 1 / C
+    return F.normalize(centers)
 
 
 def margined_probability(cosines, s, margin, angle):
@@ -279,14 +279,14 @@ def test_equivalent_margins_have_the_same_width(theta12, share):
 # guaranteed_margin
 
 
-def compactness(margin, centres, points=3600):
+def compactness(margin, centers, points=3600):
     """Smallest angle between classes minus largest within one, by looking at every point of the circle."""
     t = 2 * PI * torch.arange(points, dtype=torch.float64) / points
     apart = lambda a, b: PI - (PI - (a - b).abs() % (2 * PI)).abs()  # noqa: E731
-    theta = apart(t[:, None], torch.tensor(centres, dtype=torch.float64)[None, :])
+    theta = apart(t[:, None], torch.tensor(centers, dtype=torch.float64)[None, :])
     inside = []
-    for y in range(len(centres)):
-        others = [j for j in range(len(centres)) if j != y]
+    for y in range(len(centers)):
+        others = [j for j in range(len(centers)) if j != y]
         member = margin.psi(theta[:, y]) >= theta[:, others].cos().amax(1)
         inside.append(t[member][:: max(1, int(member.sum()) // 400)])
         ends = member & (~member.roll(1) | ~member.roll(-1))  # never thin out a class's ends
@@ -320,10 +320,10 @@ def test_guarantee_for_two_classes_by_brute_force(kind, theta12):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("C", [3, 4, 5, 8])
 def test_guarantee_for_many_classes_by_brute_force(kind, C):
-    centres = [2 * PI * j / C for j in range(C)]
+    centers = [2 * PI * j / C for j in range(C)]
     m = guaranteed_margin(kind, C)
-    assert compactness(KINDS[kind](m * 1.03), centres) > 0
-    assert compactness(KINDS[kind](m * 0.97), centres) < 0
+    assert compactness(KINDS[kind](m * 1.03), centers) > 0
+    assert compactness(KINDS[kind](m * 0.97), centers) < 0
     assert band_width(KINDS[kind](m), 2 * PI / C) == pytest.approx(PI / C)
 
 
@@ -373,7 +373,7 @@ def said(*args, **kw):
 
 def test_reasons_tell_the_rule_and_the_evidence():
     few = said(964, 128)
-    assert "p_y ≥ 0.99 on the centre (s ≥ 11.5)" in few
+    assert "p_y ≥ 0.99 on the center (s ≥ 11.5)" in few
     assert "at 30° p_y ≥ 1/2 in training, margin included (s ≥ 13.2)" in few
     assert "NormFace EER 3.6 / 3.3 / 3.5 / 3.7 / 4.1 % at s = 4 / 8 / 12 / 16 / 30" in few
     assert "Try no margin at s = 11.5" in few
@@ -387,7 +387,7 @@ def test_reasons_tell_the_rule_and_the_evidence():
 
 def test_reasons_warn():
     crowded = recommend(100, 2)
-    assert "dim = 2 is small: 100 centres in 2 dimensions are at most 3.6° apart" in crowded.reasons[1]
+    assert "dim = 2 is small: 100 centers in 2 dimensions are at most 3.6° apart" in crowded.reasons[1]
     assert "Take dim ≥ 8" in crowded.reasons[1]
     assert largest_angle(100, 4) < PI / 3 <= largest_angle(100, 8)
     assert "m was lowered from 0.5" in " ".join(crowded.reasons)
@@ -435,7 +435,7 @@ def test_typical_angle():
         (lambda: guaranteed_margin("arcface", 1), ValueError, "classes must be at least 2"),
         (lambda: guaranteed_margin("arcface", 5, 1.0), ValueError, "Leave it out"),
         (lambda: recommend(1, 128), ValueError, "classes must be at least 2; got 1"),
-        (lambda: recommend(3, 1), ValueError, "dim = 1 has room for 2 centres"),
+        (lambda: recommend(3, 1), ValueError, "dim = 1 has room for 2 centers"),
         (lambda: recommend(10, 2, margin=ArcFace(0.7)), ValueError, "ArcFace's m must stay below 0.628"),
         (lambda: recommend(10, 2, margin="arcfase"), ValueError, "Did you mean 'arcface'"),
         (lambda: recommend(10, 2, angle=4.0), ValueError, "angle must lie in"),

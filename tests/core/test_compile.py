@@ -43,7 +43,7 @@ def assert_compiles(name, options, backend, tol):
     torch._dynamo.reset()
     x, y = batch()
     recipe = FAMILY[name]
-    smoothing = 0.1 if recipe.rule is SOFTMAX and recipe.centres == 1 else 0.0  # the others refuse it
+    smoothing = 0.1 if recipe.rule is SOFTMAX and recipe.centers == 1 else 0.0  # the others refuse it
     eager = make(name, label_smoothing=smoothing, **copy.deepcopy(options))
     head = copy.deepcopy(eager)
     expected, state = train(eager, eager, x, y)
@@ -67,7 +67,7 @@ def test_a_training_step_compiles_with_inductor(name, options):
 SLOTS = [
     {"rule": rules.MVSoftmax()},
     {"rule": rules.CurricularFace(0.5)},
-    {"rule": rules.InterTopK(2, 0.2), "centres": 2},
+    {"rule": rules.InterTopK(2, 0.2), "centers": 2},
     {"margin": margins.NPCFace(), "rule": rules.NPCFace()},
     {"margin": margins.SFace(), "rule": rules.SFace()},
     {"margin": margins.P2SGrad(), "rule": rules.P2SGrad()},
@@ -75,10 +75,10 @@ SLOTS = [
     {"rule": rules.UniFace(), "bias": "shared"},
     {"margin": margins.Circle(), "rule": rules.Circle()},
     {"margin": margins.LiArcFace(), "rule": rules.LiArcFace()},
-    {"rule": rules.MVSoftmax(0.4, "fixed"), "centres": 2, "learn_scale": True},
+    {"rule": rules.MVSoftmax(0.4, "fixed"), "centers": 2, "learn_scale": True},
     {"margin": margins.SphereFace2(), "rule": rules.SphereFace2(), "bias": "shared"},
     {"margin": margins.AdaFace(momentum=0.3), "class_offsets": [0.0, 1.0, 0.0, 2.0, 0.0]},
-    {"row_terms": [RingLoss()], "centres": 2},
+    {"row_terms": [RingLoss()], "centers": 2},
 ]
 
 

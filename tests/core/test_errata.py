@@ -230,7 +230,7 @@ def test_clamp_does_not_stop_nan(form):
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 @pytest.mark.parametrize("margin", [ArcFace(), CosFace(), SphereFace(m=4), SphereFace(m=1.7), Combined()])
-def test_gradient_is_finite_on_the_centre(margin, sign):
+def test_gradient_is_finite_on_the_center(margin, sign):
     _, W, y = make(dtype=torch.float32)
     x = sign * W[y]
     of_x = gradient(lambda a: margin_softmax(a, W, y, margin, scale=64.0), x)
@@ -324,9 +324,9 @@ def test_learned_scale_ends_at_its_floor():
             optimizer.step()
         assert float(head.current_scale().detach()) == pytest.approx(floor)
     # and s decides how far the loss can fall at all
-    centres, y = simplex(10), torch.arange(10)
+    centers, y = simplex(10), torch.arange(10)
     for s in (0.01, smallest_scale(10, 0.9)):
-        reached = float(margin_softmax(centres, centres, y, NoMargin(), scale=s))
+        reached = float(margin_softmax(centers, centers, y, NoMargin(), scale=s))
         assert reached == pytest.approx(loss_floor(10, s))
     assert loss_floor(10, 0.01) > 2.29
     assert loss_floor(10, smallest_scale(10, 0.9)) == pytest.approx(-math.log(0.9))
@@ -342,11 +342,11 @@ def test_p2sgrad_has_a_step_size():
 
 def test_scale_bound_of_cosface_is_without_the_margin():
     C, P, m = 10, 0.9, 0.35
-    centres, y = simplex(C), torch.arange(C)
+    centers, y = simplex(C), torch.arange(C)
     printed = (C - 1) / C * math.log((C - 1) * P / (1 - P))
 
     def seen(s, margin):
-        return float((-margin_softmax(centres, centres, y, margin, scale=s)).exp())
+        return float((-margin_softmax(centers, centers, y, margin, scale=s)).exp())
 
     assert seen(printed, NoMargin()) == pytest.approx(P)
     assert seen(printed, CosFace(m=m)) == pytest.approx(0.69, abs=0.005)

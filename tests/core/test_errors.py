@@ -130,7 +130,7 @@ def test_margin_cross_entropy_says_what_is_wrong(cosines, labels, message):
             ValueError,
             "raises the logits of a log-sum-exp, and rule=.* has a sum of softplus",
         ),
-        ({"centres": 0}, ValueError, "centres must be at least 1"),
+        ({"centers": 0}, ValueError, "centers must be at least 1"),
         ({"bias": "all"}, ValueError, "bias must be True, False or"),
         ({"class_offsets": [0.0, 1.0]}, ValueError, r"class_offsets must have shape \(5,\), one per class"),
         ({"scale_floor": 0.0}, ValueError, "scale_floor must be positive"),

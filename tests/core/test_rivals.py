@@ -244,8 +244,8 @@ def test_a_second_margin_in_the_cosine_is_cosface_with_both():
 
 
 @over_backends
-def test_the_nearest_classes_are_counted_by_their_nearest_centre(backend):
-    head, x, y = made("inter-topk", centres=3, k=2, backend=backend)
+def test_the_nearest_classes_are_counted_by_their_nearest_center(backend):
+    head, x, y = made("inter-topk", centers=3, k=2, backend=backend)
     c = cosines(head, x)
     by_class = c.unflatten(1, (-1, 3)).amax(-1).masked_fill(~others(c[:, ::3], y), -2.0)
     limit = by_class.topk(2).values[:, 1:]
@@ -281,7 +281,7 @@ def test_hostile_input(name):
                 name, classes=classes, rows=rows, backend=backend, **({"scale": scale} if scale else {})
             )
             with torch.no_grad():
-                w = head.weight[:: head.settings.centres]
+                w = head.weight[:: head.settings.centers]
                 if rows == N:
                     x[0], x[1], x[2] = w[y[0]], -2 * w[y[1]], 0.0
                     x[3], x[4] = w[(y[3] + 1) % C], -w[(y[4] + 1) % C]
@@ -307,7 +307,7 @@ def test_with_a_sample_of_the_classes(name):
         loss = head(x, y)
         loss.backward()
         drawn = head.weight.grad.coalesce().indices()[0]
-        K = head.settings.centres
+        K = head.settings.centers
         part, _, _ = made(name, classes=len(drawn) // K, backend=backend)
         if part.bias is not None:
             part.bias.data.copy_(head.bias.data if not head.bias.dim() else head.bias.data[drawn[::K] // K])

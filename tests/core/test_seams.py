@@ -182,8 +182,8 @@ def test_adaface_without_quality_is_cosface_and_takes_a_warm_up():
     assert warm.schedules[0].step == 1
 
 
-def sub_centres(x, W, y, K, s, m):
-    """All centres of other classes are rivals, the nearest of its own is the target."""
+def sub_centers(x, W, y, K, s, m):
+    """All centers of other classes are rivals, the nearest of its own is the target."""
     c = cosines(x, W).unflatten(1, (-1, K))
     nearest = c.gather(1, y[:, None, None].expand(-1, 1, K)).squeeze(1).max(1).values
     target = s * (nearest.acos() + m).cos()
@@ -192,22 +192,22 @@ def sub_centres(x, W, y, K, s, m):
 
 
 @over_backends
-def test_sub_centres_are_their_formula(backend):
+def test_sub_centers_are_their_formula(backend):
     for K in (1, 2, 3):
         x, W, y = draw(9, 5, 6, K)
         leaves = x.requires_grad_(), W.requires_grad_()
-        ours = hm.margin_softmax(*leaves, y, ArcFace(0.3), scale=8.0, centres=K, backend=backend)
-        agree(ours, sub_centres(x, W, y, K, 8.0, 0.3), *leaves)
+        ours = hm.margin_softmax(*leaves, y, ArcFace(0.3), scale=8.0, centers=K, backend=backend)
+        agree(ours, sub_centers(x, W, y, K, 8.0, 0.3), *leaves)
         with_bias = torch.linspace(-1, 1, 5, dtype=torch.float64)
         order = torch.randperm(K).repeat(5) + K * torch.arange(5).repeat_interleave(K)
-        a = hm.margin_softmax(x, W, y, ArcFace(0.3), scale=8.0, centres=K, bias=with_bias, backend=backend)
-        b = hm.margin_softmax(x, W[order], y, ArcFace(0.3), scale=8.0, centres=K, bias=with_bias, backend=backend)
+        a = hm.margin_softmax(x, W, y, ArcFace(0.3), scale=8.0, centers=K, bias=with_bias, backend=backend)
+        b = hm.margin_softmax(x, W[order], y, ArcFace(0.3), scale=8.0, centers=K, bias=with_bias, backend=backend)
         torch.testing.assert_close(a, b)
 
 
 @over_backends
-def test_a_head_with_centres(backend):
-    head = hm.MarginHead(6, 5, ArcFace(0.3), scale=8.0, centres=3, backend=backend, dtype=torch.float64)
+def test_a_head_with_centers(backend):
+    head = hm.MarginHead(6, 5, ArcFace(0.3), scale=8.0, centers=3, backend=backend, dtype=torch.float64)
     x, _, y = draw(9, 5, 6)
     assert head.weight.shape == (15, 6)
     logits = 8 * cosines(x, head.weight).unflatten(1, (-1, 3)).amax(-1)
@@ -221,10 +221,10 @@ def test_a_head_with_centres(backend):
     mixed = head(x, y, mix=(y.flip(0), 0.3))
     same = 0.3 * head(x, y) + 0.7 * head(x, y.flip(0))
     torch.testing.assert_close(mixed, same)
-    by_class = hm.MarginHead(6, 5, ArcFace(), scale=8.0, centres=3, class_margins=[0.3] * 5, backend=backend)
+    by_class = hm.MarginHead(6, 5, ArcFace(), scale=8.0, centers=3, class_margins=[0.3] * 5, backend=backend)
     by_class.double().weight.data.copy_(head.weight.data)
     torch.testing.assert_close(by_class(x, y), head(x, y), rtol=1e-6, atol=0)
-    with pytest.raises(ValueError, match="head has 3 centres per class"):
+    with pytest.raises(ValueError, match="head has 3 centers per class"):
         hm.heads.add_classes(head, 1)
 
 
@@ -367,10 +367,10 @@ def test_a_row_that_is_not_finite_does_not_stay_in_adafaces_statistics(bad):
     assert torch.equal(head.row_margin.deviation, without.row_margin.deviation)
 
 
-def test_a_weight_has_as_many_rows_per_class_as_it_has_centres():
+def test_a_weight_has_as_many_rows_per_class_as_it_has_centers():
     x, W, y = draw(C=7)
-    with pytest.raises(ValueError, match=r"weight must have 2 rows per class, as centres=2 says; got 7 rows"):
-        hm.margin_softmax(x, W, y.clamp(max=2), ArcFace(), scale=8.0, centres=2)
+    with pytest.raises(ValueError, match=r"weight must have 2 rows per class, as centers=2 says; got 7 rows"):
+        hm.margin_softmax(x, W, y.clamp(max=2), ArcFace(), scale=8.0, centers=2)
 
 
 @pytest.mark.parametrize("rule", ["mv-softmax", MVSoftmax, None], ids=str)
@@ -406,7 +406,7 @@ def test_a_rule_has_a_gradient_at_the_shortest_features(backend):
     assert torch.autograd.grad(loss, x)[0].isfinite().all()
 
 
-def test_a_backend_is_chosen_for_all_centres_of_the_busiest_rank():
+def test_a_backend_is_chosen_for_all_centers_of_the_busiest_rank():
     seen = []
 
     class Noting(hm.backends.Dense):
@@ -415,7 +415,7 @@ def test_a_backend_is_chosen_for_all_centres_of_the_busiest_rank():
             return self
 
     x, W, y = draw(6, 7, 4, K=3)
-    hm.margin_softmax(x, W, y, ArcFace(), scale=8.0, centres=3, backend=Noting())
+    hm.margin_softmax(x, W, y, ArcFace(), scale=8.0, centers=3, backend=Noting())
     assert seen == [21]
     layout = hm.parallel.Sharded(7, rank=0, world=2)
     assert layout.busiest(4) == 4  # 4 and 3 classes: both ranks choose for 4

@@ -779,7 +779,7 @@ def test_runs_of_own_data_are_exported_with_their_class_names(tmp_path):
     same(with_torch(tmp_path / "v.pt2")(data.samples[:5]), by_hand(trained, data.samples[:5]))
 
 
-@pytest.mark.parametrize("settings", [{"centres": 2}, {"centres": 3, "bias": True}, {"bias": "shared"}], ids=str)
+@pytest.mark.parametrize("settings", [{"centers": 2}, {"centers": 3, "bias": True}, {"bias": "shared"}], ids=str)
 def test_a_class_with_several_rows_has_one_probability(tmp_path, settings):
     trained = made("none", VECTOR, "arcface", **settings)
     if trained.head.bias is not None:

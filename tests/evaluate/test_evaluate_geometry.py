@@ -37,9 +37,9 @@ def test_geometry_by_loops(seed, width):
     got = geometry(x, y)
     unit = x / np.linalg.norm(x, axis=1, keepdims=True)
     several = [c for c in np.unique(y) if (y == c).sum() > 1]
-    centres = {c: unit[y == c].mean(0) for c in np.unique(y)}
-    own = [angle(unit[i], centres[y[i]]) for i in range(len(y)) if y[i] in several]
-    other = [min(angle(unit[i], centres[c]) for c in centres if c != y[i]) for i in range(len(y))]
+    centers = {c: unit[y == c].mean(0) for c in np.unique(y)}
+    own = [angle(unit[i], centers[y[i]]) for i in range(len(y)) if y[i] in several]
+    other = [min(angle(unit[i], centers[c]) for c in centers if c != y[i]) for i in range(len(y))]
     assert got.own_centre.mean == pytest.approx(np.mean(own), abs=1e-9)
     assert got.own_centre.high == pytest.approx(np.quantile(own, 0.95), abs=1e-9)
     assert got.other_centre.mean == pytest.approx(np.mean(other), abs=1e-7)
@@ -128,7 +128,7 @@ def test_prototypes_in_blocks(monkeypatch):
 
 
 def test_neural_collapse_is_seen():
-    """A simplex of classes, every sample on its centre: the best there is."""
+    """A simplex of classes, every sample on its center: the best there is."""
     simplex = np.eye(5) - 0.2
     y = np.arange(5).repeat(4)
     got = geometry(3 * simplex[y], y, prototypes=simplex, margin=CosFace(1.2))

@@ -1318,10 +1318,10 @@ def test_groups_of_pairs():
     assert heads.groups_of([]) == []
 
 
-def test_centres_are_not_taken_for_classes(tmp_path):
-    head = MarginHead(D, C, ArcFace(), scale=8.0, centres=2)
+def test_centers_are_not_taken_for_classes(tmp_path):
+    head = MarginHead(D, C, ArcFace(), scale=8.0, centers=2)
     for change in (heads.weights_of, lambda h: heads.write(h, tmp_path / "head.pt"), lambda h: heads.split(h, 2)):
-        with pytest.raises(ValueError, match=r"head has 2 centres per class"):
+        with pytest.raises(ValueError, match=r"head has 2 centers per class"):
             change(head)
     assert not list(tmp_path.iterdir())
 

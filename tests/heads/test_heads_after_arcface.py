@@ -9,10 +9,10 @@ from hypermargin.counts import margins_from_counts, offsets_from_counts
 from hypermargin.heads import add_classes, head_from, weights_of
 from hypermargin.recipes import FAMILY
 
-ONE_CENTRE = [name for name, recipe in FAMILY.items() if recipe.group != "classic" and recipe.centres == 1]
+ONE_CENTER = [name for name, recipe in FAMILY.items() if recipe.group != "classic" and recipe.centers == 1]
 
 
-@pytest.mark.parametrize("name", ONE_CENTRE)
+@pytest.mark.parametrize("name", ONE_CENTER)
 def test_there_and_back(name):
     """All state comes along, and the next training step is the same."""
     torch.manual_seed(0)

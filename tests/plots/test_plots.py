@@ -92,10 +92,10 @@ def test_displays_hold_the_curves_numbers(seed):
     assert (shown.genuine.sum(), shown.impostor.sum()) == (same.sum(), (~same).sum())
     counted = np.histogram(scores[same], shown.edges)[0]
     assert abs(shown.genuine - counted).sum() <= 2  # a score on an edge may round to either side
-    centres = np.array([unit[y == k].sum(0) for k in range(20)])
-    centres /= np.linalg.norm(centres, axis=1, keepdims=True)
+    centers = np.array([unit[y == k].sum(0) for k in range(20)])
+    centers /= np.linalg.norm(centers, axis=1, keepdims=True)
     assert np.allclose(norms.norms, np.linalg.norm(x, axis=1), rtol=1e-6)  # y is sorted already
-    assert np.allclose(norms.cosines, (unit * centres[y]).sum(1), atol=1e-6)
+    assert np.allclose(norms.cosines, (unit * centers[y]).sum(1), atol=1e-6)
     assert norms.correlation == pytest.approx(spearmanr(norms.norms, norms.cosines).statistic, abs=1e-3)
     assert norms.correlation == pytest.approx(geometry(x, y).norms.correlation)
     means = [part.mean() for part in np.array_split(np.sort(norms.norms), 5)]
@@ -178,7 +178,7 @@ def test_collapsed_embeddings_can_be_drawn():
 
 
 def test_norms_need_a_class_of_two():
-    with pytest.raises(ValueError, match="one alone is its own centre"):
+    with pytest.raises(ValueError, match="one alone is its own center"):
         NormsDisplay.of(np.eye(3), np.arange(3))
 
 

@@ -269,9 +269,9 @@ def test_angles_are_those_by_hand(dim, seed):
     own, rival = by_hand(x, y, W)
     assert np.allclose(shown.own, own, atol=1e-4)
     assert np.allclose(shown.rival, rival, atol=1e-4)
-    centres = np.stack([unit(x)[y == k].sum(0) for k in range(5)])
+    centers = np.stack([unit(x)[y == k].sum(0) for k in range(5)])
     other = AnglesDisplay.of(x, y)
-    own_centre, other_centre = by_hand(x, y, centres)
+    own_centre, other_centre = by_hand(x, y, centers)
     assert np.allclose(other.own, own_centre, atol=1e-4)
     assert np.allclose(other.rival, other_centre, atol=1e-4)
     labels = [text.get_text() for text in shown.ax_.get_legend().get_texts()]
@@ -279,7 +279,7 @@ def test_angles_are_those_by_hand(dim, seed):
         f"to the own prototype, median {np.median(own):.1f}°",
         f"to the nearest other prototype, median {np.median(rival):.1f}°",
     ]
-    assert "centre" in other.plot().ax_.get_legend().get_texts()[0].get_text()
+    assert "center" in other.plot().ax_.get_legend().get_texts()[0].get_text()
     steps = [p.get_data() for p in shown.ax_.patches if isinstance(p, StepPatch) and not p.get_fill()]
     for values, (drawn_share, edges, _) in zip((own, rival), steps, strict=True):
         assert np.allclose(
@@ -290,12 +290,12 @@ def test_angles_are_those_by_hand(dim, seed):
     assert label == (f"angle ({100 * beyond:.2g} % lie beyond {shown.end}°)" if beyond else "angle")
 
 
-def test_one_alone_is_not_its_own_centre():
+def test_one_alone_is_not_its_own_center():
     x, y, _ = clouds()
     x, y = np.concatenate([x, [[1.0, 0.0]]]), np.append(y, 99)
     shown = AnglesDisplay.of(x, y)
     assert (len(shown.own), len(shown.rival)) == (100, 101)
-    with pytest.raises(ValueError, match="one alone is its own centre"):
+    with pytest.raises(ValueError, match="one alone is its own center"):
         AnglesDisplay.of(np.eye(3), np.arange(3))
     with pytest.raises(ValueError, match="two identities or more"):
         AnglesDisplay.of(np.eye(3), np.zeros(3, int))
@@ -431,7 +431,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path, capsys):
         snapshots(run, "tset")
 
 
-def test_an_open_set_has_centres_and_no_prototypes(tmp_path):
+def test_an_open_set_has_centers_and_no_prototypes(tmp_path):
     run = tiny(tmp_path, "arcface", "identity", classes=9, dim=5)
     one = snapshot(run)
     assert one.prototypes is None
@@ -440,7 +440,7 @@ def test_an_open_set_has_centres_and_no_prototypes(tmp_path):
     frames = learned.frames(run)
     assert len({tuple(d.basis[0]) for _, d in frames}) == 1, "the same components in every frame"
     assert frames[-1][1].prototypes is None
-    assert learned.angles(run, history=False).against == "centre"
+    assert learned.angles(run, history=False).against == "center"
     animate(frames, tmp_path / "f.gif")
     with Image.open(tmp_path / "f.gif") as image:
         assert image.n_frames == 2

@@ -45,9 +45,9 @@ def psi(numbers, theta):
     return g(m1 * theta + m2) - m3
 
 
-def apart(phi, centre):
+def apart(phi, center):
     """Between two directions of the plane, through their vectors."""
-    return np.arccos(np.clip(np.cos(phi) * np.cos(centre) + np.sin(phi) * np.sin(centre), -1, 1))
+    return np.arccos(np.clip(np.cos(phi) * np.cos(center) + np.sin(phi) * np.sin(center), -1, 1))
 
 
 def words(display):
@@ -171,7 +171,7 @@ def test_the_intervals_are_written_and_shaded():
 
 
 def brute_reach(numbers, theta12, own=1.0, other=1.0):
-    """How far a class goes towards the other, by bisection; 0 if its centre is not its own."""
+    """How far a class goes towards the other, by bisection; 0 if its center is not its own."""
 
     def good(theta):
         return own * psi(numbers, np.float64(theta)) >= other * math.cos(theta12 - theta)
@@ -263,7 +263,7 @@ def test_the_bands_that_are_written_for_l_softmax():
 @pytest.mark.parametrize(("ratio", "winner"), [(0.1, 2), (10.0, 1)])
 def test_a_long_weight_can_take_the_whole_arc(ratio, winner):
     own, other = (1.0, ratio) if winner == 2 else (ratio, 1.0)
-    assert own * g(2 * math.radians(30)) > other, "the other centre itself is the winner's"
+    assert own * g(2 * math.radians(30)) > other, "the other center itself is the winner's"
     shown = words(plots.make("l-softmax-bands", ratios=[ratio], theta12=30.0))
     assert f"no band: class {winner} has the whole arc" in shown
 
@@ -327,9 +327,9 @@ def test_width_marks_where_a_margin_can_be_met():
 
 def brute_half(points, numbers, classes, s):
     """p_j − ½ (C, N) by a softmax of all the logits, j being the label."""
-    centre = math.pi / 2 + 2 * math.pi * np.arange(classes) / classes
+    center = math.pi / 2 + 2 * math.pi * np.arange(classes) / classes
     length, phi = np.hypot(*points.T), np.arctan2(points[:, 1], points[:, 0])
-    theta = apart(phi[None], centre[:, None])
+    theta = apart(phi[None], center[:, None])
     rows = []
     for j in range(classes):
         z = s * length * np.cos(theta)

@@ -178,7 +178,7 @@ def test_a_margin_that_no_sample_meets_leaves_no_caps():
     display = CapsDisplay.of(CosFace(1.2), spread(6))
     assert (display.reach < 1e-9).all()
     assert display.band == pytest.approx(math.pi / 2)
-    assert any("not even its centre" in said for said in words(display))
+    assert any("not even its center" in said for said in words(display))
 
 
 @pytest.mark.parametrize("prototypes", [[[1, 0, 0]], [[1, 0], [0, 1]], [[1, 0, 0], [0, 0, 0]]])

@@ -156,7 +156,7 @@ def test_refused_in_words(settings, words):
 
 
 def test_numbers_that_the_advisor_does_not_choose_are_told(tmp_path, capsys):
-    """Four centres in two dimensions are too near for SFace, whose target at its centre is no 1."""
+    """Four centers in two dimensions are too near for SFace, whose target at its center is no 1."""
     for head, told in (("sface", True), ("curricularface", False)):
         train(Config(**{**QUICK, "dim": 2}, head=head), tmp_path / head, data=uneven())
         said = " ".join(capsys.readouterr().err.split())
@@ -251,7 +251,7 @@ def test_fine_tuning_with_a_large_margin(tmp_path):
     for settings, words in (
         ({**small, "seed": 1}, None),
         ({**small, "dim": 9, "init": str(first)}, "does not fit"),
-        ({**small, "set": {"centres": 2}}, "Use the same dim and centres"),
+        ({**small, "set": {"centers": 2}}, "Use the same dim and centers"),
     ):
         folder = tmp_path / str(settings)[-20:].replace("/", "-")
         if words is None:

@@ -30,9 +30,9 @@ def closed_look(accuracy, samples=100):
 
 def blobs(identities=12, each=6, spread=40.0, seed=0):
     rng = np.random.default_rng(seed)
-    centres = rng.normal(size=(identities, 6, 6)) * spread + 128
+    centers = rng.normal(size=(identities, 6, 6)) * spread + 128
     labels = np.arange(identities * each) % identities
-    images = (centres[labels] + rng.normal(size=(len(labels), 6, 6)) * 25).clip(0, 255).astype(np.uint8)
+    images = (centers[labels] + rng.normal(size=(len(labels), 6, 6)) * 25).clip(0, 255).astype(np.uint8)
     return from_arrays(images, labels, name="blobs")
 
 
@@ -92,9 +92,9 @@ def test_equal_networks_are_seldom_called_worse():
     rng, called = np.random.default_rng(3), 0
     labels = torch.arange(60) % 12
     for _ in range(20):
-        centres = rng.normal(size=(12, 6))
+        centers = rng.normal(size=(12, 6))
         looks = [
-            compare_identities(torch.from_numpy(centres[labels] + rng.normal(size=(60, 6))).float(), labels, 0.9)
+            compare_identities(torch.from_numpy(centers[labels] + rng.normal(size=(60, 6))).float(), labels, 0.9)
             for _ in range(2)
         ]
         called += clearly_worse(*looks) + clearly_worse(*looks[::-1])

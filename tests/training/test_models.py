@@ -54,12 +54,12 @@ def test_separates_two_classes_in_a_few_steps(name):
     torch.manual_seed(1)
     shape = (1, 16, 16)
     model = create_model(name, shape, 2)
-    centres = torch.randn(2, *shape)
+    centers = torch.randn(2, *shape)
     labels = torch.arange(16) % 2
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     losses = []
     for _ in range(5):
-        loss = nn.functional.cross_entropy(model(centres[labels] + 0.5 * torch.randn(16, *shape)), labels)
+        loss = nn.functional.cross_entropy(model(centers[labels] + 0.5 * torch.randn(16, *shape)), labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

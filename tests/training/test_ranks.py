@@ -558,22 +558,22 @@ def test_settings_that_cannot_be(settings, words):
 
 def refused(folder):
     try:
-        team.run({"head": "arcface", "set": {"centres": 2}}, folder)
+        team.run({"head": "arcface", "set": {"centers": 2}}, folder)
     except ValueError as error:
         return str(error)
 
 
-def test_centres_are_refused_before_a_checkpoint_could_lose_them(tmp_path):
+def test_centers_are_refused_before_a_checkpoint_could_lose_them(tmp_path):
     said = team.ranks(2, "test_ranks", "refused", tmp_path / "run")
-    assert all("set: centres=2 needs all classes in one process" in words for words in said), said
+    assert all("set: centers=2 needs all classes in one process" in words for words in said), said
 
 
-def test_centres_are_not_taken_for_the_prototypes_of_classes(tmp_path):
-    settings = {"head": "arcface", "set": {"centres": 2, "scale": 8.0}, "epochs": 1, "shard_classes": None}
+def test_centers_are_not_taken_for_the_prototypes_of_classes(tmp_path):
+    settings = {"head": "arcface", "set": {"centers": 2, "scale": 8.0}, "epochs": 1, "shard_classes": None}
     team.run(settings, tmp_path / "run")
     trained = load(tmp_path / "run", network=team.network())
     parts = Parts(
         trained, team.data(), read_split(tmp_path / "run" / "split.npz", len(team.data()), len(team.data().classes))
     )
-    with pytest.raises(ValueError, match="2 centres per class, so no class has one prototype"):
+    with pytest.raises(ValueError, match="2 centers per class, so no class has one prototype"):
         kept_promises(parts)

@@ -28,9 +28,9 @@ RUNS = {
 
 def data():
     rng = np.random.default_rng(0)
-    centres = rng.normal(size=(7, 8, 8)) * 50 + 128
+    centers = rng.normal(size=(7, 8, 8)) * 50 + 128
     labels = np.arange(7 * 18) % 7
-    images = (centres[labels] + rng.normal(size=(len(labels), 8, 8)) * 25).clip(0, 255).astype(np.uint8)
+    images = (centers[labels] + rng.normal(size=(len(labels), 8, 8)) * 25).clip(0, 255).astype(np.uint8)
     return from_arrays(images, labels)
 
 

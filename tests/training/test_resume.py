@@ -56,9 +56,9 @@ class Lazy:
 
 def data(lazy=False):
     rng = np.random.default_rng(0)
-    centres = rng.normal(size=(14, 6, 6)) * 50 + 128
+    centers = rng.normal(size=(14, 6, 6)) * 50 + 128
     labels = np.arange(14 * 9) % 14
-    images = (centres[labels] + rng.normal(size=(len(labels), 6, 6)) * 25).clip(0, 255).astype(np.uint8)
+    images = (centers[labels] + rng.normal(size=(len(labels), 6, 6)) * 25).clip(0, 255).astype(np.uint8)
     found = from_arrays(images, labels, name="blobs")
     return dataclasses.replace(found, samples=Lazy(images)) if lazy else found
 

@@ -142,7 +142,7 @@ def test_names_of_settings_and_files_that_are_none(tmp_path):
         ({"set": {"dim": 3}}, "set: dim is not an override of a head. It is the setting dim (--dim)"),
         ({"set": {"classes": 3}}, "Their number is that of the identities that are trained"),
         ({"set": {"device": "x"}}, "It is the setting device (--device)"),
-        ({"set": {"centres": 10**12}}, "centres must be at most 1000"),
+        ({"set": {"centers": 10**12}}, "centers must be at most 1000"),
         ({"set": {"unit_weight": "x"}}, "unit_weight must be true or false; got 'x' (str)"),
         ({"set": {"class_margins": "x"}}, "class_margins must be a list with the numbers of each class; got 'x'"),
         ({"set": {"m": 10**400}}, "set: m must be a whole number below 2^63 in size; got a number of about 400"),
@@ -210,7 +210,7 @@ class _Loose(Config):
         ({"model_set": {"widths": [2**20, 2**20, 2**20]}}, "the settings ask for 1.weight of shape (1048576, 36)"),
         ({"model": "none"}, "model_set: model 'none' has no options; got 'widths'"),
         ({"head": "softmax", "set": {}}, "head = 'softmax' with its set, schedule, settings and sample_rate"),
-        ({"set": {"centres": 3}}, "classes (run.json) lists 4 with centres = 3 each (set)"),
+        ({"set": {"centers": 3}}, "classes (run.json) lists 4 with centers = 3 each (set)"),
         ({"ema": 0.0}, None),
     ],
 )  # fmt: skip

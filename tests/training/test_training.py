@@ -36,9 +36,9 @@ QUICK = {**SMALL, "tensorboard": False, "threads": 1, "workers": 0, "augment": "
 
 def blobs(classes=10, per=24, *, open_set=False, noise=20.0, seed=0):
     rng = np.random.default_rng(seed)
-    centres = rng.normal(size=(classes, 6, 6)) * 50 + 128
+    centers = rng.normal(size=(classes, 6, 6)) * 50 + 128
     labels = np.arange(classes * per) % classes
-    images = (centres[labels] + rng.normal(size=(len(labels), 6, 6)) * noise).clip(0, 255).astype(np.uint8)
+    images = (centers[labels] + rng.normal(size=(len(labels), 6, 6)) * noise).clip(0, 255).astype(np.uint8)
     return from_arrays(images, labels, name="blobs", open_set=open_set)
 
 

@@ -1,6 +1,6 @@
-"""What a margin does between two classes whose centres are θ12 apart, and which margins do the same.
+"""What a margin does between two classes whose centers are θ12 apart, and which margins do the same.
 
-On the arc between the centres θ1 + θ2 = θ12. A sample is class 1's with the margin while ψ(θ1) ≥ cos θ2, that is
+On the arc between the centers θ1 + θ2 = θ12. A sample is class 1's with the margin while ψ(θ1) ≥ cos θ2, that is
 up to a boundary θ1 = b; class 2 mirrors it. The band between belongs to neither: width θ12 − 2b.
 """
 
@@ -22,7 +22,7 @@ def band_width(margin: Margin, theta12: float) -> float:
         CosFace      2·asin(m/(2 sin(θ12/2)))               cos θ1 − m = cos θ2
         Combined     θ12 − 2(θ12 − m2)/(m1 + 1), m3 = 0     m1·θ1 + m2 = θ2
 
-    and by bisection for any other decreasing ψ. If not even a sample on its centre meets the margin
+    and by bisection for any other decreasing ψ. If not even a sample on its center meets the margin
     (ψ(0) < cos θ12: ArcFace m > θ12, CosFace m > 1 − cos θ12), the band is the whole arc: θ12.
     A negative width is an overlap, from margins that reward (Combined with m1 < 1).
     """
@@ -120,7 +120,7 @@ def guaranteed_margin(kind: str, classes: int, theta12: float | None = None) -> 
     the largest angle within a class ≤ the smallest angle between classes. SphereFace's properties 2 and 3, and
     their counterparts. `kind` is "sphereface", "arcface" or "cosface".
 
-    Two classes, centres θ12 apart. Class 1 reaches b1 towards class 2 and b2 the other way; the gap is θ12 − 2·b1.
+    Two classes, centers θ12 apart. Class 1 reaches b1 towards class 2 and b2 the other way; the gap is θ12 − 2·b1.
         sphereface  m·θ1 ≤ θ2: b1 = θ12/(m+1); outwards θ2 = θ1 + θ12, b2 = θ12/(m−1), until the far side of the
                     circle, θ2 = 2π − θ12 − θ1, b2 = (2π − θ12)/(m+1). b1 + b2 ≤ θ12 − 2·b1 gives m² − 4m + 1 ≥ 0,
                     m = 2 + √3, and from the far side, once θ12 ≥ (√3 − 1)π, m = 1 + 2π/θ12 (3 at θ12 = π).
@@ -128,7 +128,7 @@ def guaranteed_margin(kind: str, classes: int, theta12: float | None = None) -> 
                     b2 = (2π − θ12 − m)/2. Class π − m, gap m: m = π/2.
         cosface     ⟨x, W1 − W2⟩ ≥ m is a cap of angular radius π/2 − a, sin a = m/(2 sin(θ12/2)).
                     Class π − 2a, gap 2a: a = π/4, m = √2·sin(θ12/2).
-    The last two need θ12 ≥ π/2, else a centre would not belong to its own class. Without θ12: the m that
+    The last two need θ12 ≥ π/2, else a center would not belong to its own class. Without θ12: the m that
     suffices for every such θ12 (2 + √3, π/2, √2).
 
     C ≥ 3 classes evenly on the circle, θ12 = 2π/C. Neighbours on both sides, so the class is 2·b1:
@@ -153,7 +153,7 @@ def guaranteed_margin(kind: str, classes: int, theta12: float | None = None) -> 
     theta12 = math.pi if theta12 is None else theta12
     if theta12 < math.pi / 2:
         raise ValueError(
-            f"theta12 must be at least π/2 for {kind}; got {theta12:g}. Closer centres leave their own class "
+            f"theta12 must be at least π/2 for {kind}; got {theta12:g}. Closer centers leave their own class "
             "before the classes are compact."
         )
     return math.pi / 2 if kind == "arcface" else math.sqrt(2) * math.sin(theta12 / 2)

@@ -17,7 +17,7 @@ def loss_floor(classes: int, s: float, m: float | Margin = 0.0) -> float:
 
         log(1 + (C−1)·exp(−s·(ψ(0) + 1/(C−1)))),     with CosFace: exponent −s·(C/(C−1) − m).
 
-    Reached when the centres form a simplex with the samples on them, which needs C ≤ d + 1.
+    Reached when the centers form a simplex with the samples on them, which needs C ≤ d + 1.
     Why: let A be the mean of cos θ_y. LSE_j z_j ≥ ln(C−1) + mean_j z_j, and softplus is convex, so the mean loss
     is ≥ softplus(ln(C−1) + s·E) with E the mean over y of (rivals' mean cosine − ψ(θ_y)). Σ_y Σ_j ⟨x_y, w_j⟩
     = ⟨Σx, Σw⟩ ≥ −|Σ(x − w)|²/4 ≥ −C²(1−A)/2 bounds the rivals, and E ≥ −ψ(0) − 1/(C−1) follows when
@@ -32,7 +32,7 @@ def loss_floor(classes: int, s: float, m: float | Margin = 0.0) -> float:
 
 
 def largest_margin(classes: int, dim: int) -> float:
-    """Return the largest m of CosFace that samples on their centres can meet: 1 − cos φ, φ = `largest_angle`.
+    """Return the largest m of CosFace that samples on their centers can meet: 1 − cos φ, φ = `largest_angle`.
 
     C/(C−1) for C ≤ d + 1, 1 − cos(2π/C) for d = 2 (CosFace's equation 7), 1 for d + 1 < C ≤ 2d, and an upper
     bound beyond. One class has no rivals: 2, all that cosines allow.

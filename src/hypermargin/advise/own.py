@@ -56,7 +56,7 @@ def _of_margin(advice: Recommendation) -> list[str]:
                 "32 to 64: search s/2 and 2s. Its loss has no floor of this kind, and it gives no probabilities."
             ]
         case X2Softmax(a=a, k=k):
-            return [f"X2-Softmax: a = {a:g} is the paper's; ψ(0) = {k:.3g} is what a sample on its centre gets."]
+            return [f"X2-Softmax: a = {a:g} is the paper's; ψ(0) = {k:.3g} is what a sample on its center gets."]
         case ExpFace(m=m):
             return [f"ExpFace: its exponent {m:.3g}; 1 is no margin, smaller ones are larger margins."]
     return []
@@ -77,10 +77,10 @@ def _of_head(head: str, advice: Recommendation) -> list[str]:
             f"MV-Softmax: t = {recipe.rule.t:g} is the paper's, for s = 32. A hard rival at a cosine of 0 counts "
             f"e^(s·t) = {math.exp(more):.3g} times; so do mislabelled samples' true classes: with noise lower t."
         ]
-    if recipe.centres > 1:
+    if recipe.centers > 1:
         return [
-            f"Sub-centres: {recipe.centres} per class is the paper's for noisy labels, a guess for yours; clean "
-            f"data and small classes want 1. They are {recipe.centres} times the rows: "
-            f"{recipe.centres * advice.classes:,} instead of {advice.classes:,}."
+            f"Sub-centers: {recipe.centers} per class is the paper's for noisy labels, a guess for yours; clean "
+            f"data and small classes want 1. They are {recipe.centers} times the rows: "
+            f"{recipe.centers * advice.classes:,} instead of {advice.classes:,}."
         ]
     return []

@@ -20,7 +20,7 @@ def _degrees(theta: float) -> str:
 def scale(advice: Recommendation, scales: Scales) -> list[str]:
     """Explain the rule with its numbers."""
     said = [
-        f"Scale: the smallest s that predicts p_y ≥ {advice.probability:g} on the centre "
+        f"Scale: the smallest s that predicts p_y ≥ {advice.probability:g} on the center "
         f"(s ≥ {scales.on_centre:.1f}), the same against the nearest rival alone (s ≥ {scales.nearest:.1f}), and "
         f"gives a typical sample at {_degrees(advice.angle)} p_y ≥ 1/2 in training, margin included "
         f"(s ≥ {scales.typical:.1f})."
@@ -34,8 +34,8 @@ def scale(advice: Recommendation, scales: Scales) -> list[str]:
 
 
 def room(advice: Recommendation, scales: Scales) -> list[str]:
-    """Say whether so many centres have room in so few dimensions."""
-    fact = f"{advice.classes} centres in {advice.dim} dimensions"
+    """Say whether so many centers have room in so few dimensions."""
+    fact = f"{advice.classes} centers in {advice.dim} dimensions"
     if advice.classes <= advice.dim + 1:
         return [f"Room: {fact} can form a simplex, {_degrees(advice.centre_angle)} apart."]
     if not scales.crowded and advice.centre_angle > math.pi / 3:
@@ -76,7 +76,7 @@ def margin(advice: Recommendation, *, usual: Margin | None, plain_s: float) -> l
     if isinstance(advice.margin, NoMargin):
         return []
     phi, width = advice.centre_angle, advice.width
-    band = f"Margin: between centres {_degrees(phi)} apart its band is {_degrees(width)} wide"
+    band = f"Margin: between centers {_degrees(phi)} apart its band is {_degrees(width)} wide"
     if width > phi / 2 * (1 + 1e-9):
         band += ", more than half: wider than the classes it leaves. Take a smaller m."
     elif usual is not None and usual.m != advice.margin.m:

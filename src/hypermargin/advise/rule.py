@@ -24,9 +24,9 @@ class Recommendation:
     margin: Margin
     s: float
     probability: float  # P of the rule
-    angle: float  # θ of the rule: how far a typical sample is from its centre
-    centre_angle: float  # φ: the nearest centres at the best packing
-    width: float  # of the band between two centres at φ
+    angle: float  # θ of the rule: how far a typical sample is from its center
+    centre_angle: float  # φ: the nearest centers at the best packing
+    width: float  # of the band between two centers at φ
     floor: float  # the least mean loss at this s and m; nan where it is not softmax's
     reasons: tuple[str, ...] = ()
 
@@ -50,10 +50,10 @@ def recommend(
     `margin` is the name of a margin or head (m is then chosen, but for `numbers` given, such as {"m": 0.3}) or a
     Margin (taken as it is). The scale is the smallest with
 
-        p_y ≥ P     predicted for a sample on its centre, the centres forming a simplex     (P = `probability`)
+        p_y ≥ P     predicted for a sample on its center, the centers forming a simplex     (P = `probability`)
         p_y ≥ P     for the same sample against its nearest rival alone, at φ = largest_angle(classes, dim):
                     s ≥ ln(P/(1−P)) / (1 − cos φ)
-        p_y ≥ 1/2   in training, so with the margin, for a typical sample: at θ = `angle` from its centre, or
+        p_y ≥ 1/2   in training, so with the margin, for a typical sample: at θ = `angle` from its center, or
                     min(typical_angle(classes), φ/2). At most s = 64 for this one's sake
 
     More scale than that saturates: typical samples get p_y ≈ 1 and teach nothing. A chosen m is the usual one, or
@@ -67,15 +67,15 @@ def recommend(
         check_angle("angle", angle, zero=True)
     phi = largest_angle(classes, dim)
     if phi == 0:
-        raise ValueError(f"dim = 1 has room for 2 centres; got classes = {classes}. Take dim ≥ 2.")
+        raise ValueError(f"dim = 1 has room for 2 centers; got classes = {classes}. Take dim ≥ 2.")
     if isinstance(margin, Margin) and numbers:
         raise ValueError("numbers are for a margin given by name; got a Margin, which has its own.")
     numbers = numbers or {}
     chosen = margin if isinstance(margin, Margin) else choose(margin, phi, dim, numbers)
     if psi_at(chosen, 0.0) <= rival_at(chosen, phi):
         raise ValueError(
-            f"margin {chosen} cannot be met: {classes} centres in {dim} dimensions are at most {phi:.3g} rad "
-            f"apart, so even a sample on its centre misses it. ArcFace's m must stay below {phi:.3g}, CosFace's "
+            f"margin {chosen} cannot be met: {classes} centers in {dim} dimensions are at most {phi:.3g} rad "
+            f"apart, so even a sample on its center misses it. ArcFace's m must stay below {phi:.3g}, CosFace's "
             f"below {1 - math.cos(phi):.3g}."
         )
     theta = min(typical_angle(classes), phi / 2) if angle is None else angle

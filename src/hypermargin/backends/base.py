@@ -49,10 +49,10 @@ class Call(NamedTuple):
     rule: Rule = SOFTMAX
 
     @staticmethod
-    def of(batch: Batch, weight: Tensor, layout: Layout, rule: Rule = SOFTMAX, centres: int = 1) -> Call:
+    def of(batch: Batch, weight: Tensor, layout: Layout, rule: Rule = SOFTMAX, centers: int = 1) -> Call:
         """Return the description of the call on a batch; with several ranks, it is the same on each."""
         rows, dim = batch.features.shape
-        classes = layout.busiest(weight.shape[0] // centres) * centres
+        classes = layout.busiest(weight.shape[0] // centers) * centers
         return Call(rows, classes, weight.device, wide_dtype(batch.features, weight), dim, rule)
 
 

@@ -25,10 +25,10 @@ def advise(
         float | None, typer.Option("--m", help="Take this m (ArcFace: radians) instead of choosing one.")
     ] = None,
     probability: Annotated[
-        float, typer.Option(help="The target probability a sample on its centre is to reach.")
+        float, typer.Option(help="The target probability a sample on its center is to reach.")
     ] = 0.99,
     angle: Annotated[
-        float | None, typer.Option(help="Median angle of your samples to their centres, in radians, if known.")
+        float | None, typer.Option(help="Median angle of your samples to their centers, in radians, if known.")
     ] = None,
 ) -> None:
     """Which s, which m, for so many classes? With the reasons.
@@ -61,8 +61,8 @@ def advise(
     for field in number_fields(type(advice.margin)):
         if field.name not in advice.margin.m_names:
             table.add_row(field.name, f"{getattr(advice.margin, field.name):.4g}")
-    table.add_row("nearest centres", f"{_angle(advice.centre_angle)} apart at best")
-    table.add_row("band between them", f"{_angle(advice.width)} wide; {_angle(square)} between centres at 90°")
+    table.add_row("nearest centers", f"{_angle(advice.centre_angle)} apart at best")
+    table.add_row("band between them", f"{_angle(advice.width)} wide; {_angle(square)} between centers at 90°")
     if not math.isnan(advice.floor):
         table.add_row("loss floor", f"{advice.floor:.3g}, the least mean loss of balanced classes")
     console = Console(highlight=False)

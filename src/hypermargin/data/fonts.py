@@ -115,7 +115,7 @@ def _open(path: Path, content: bytes, box: int, among: set[str] | None) -> Face:
 def draw(face: Face, characters: list[str], box: int) -> NDArray[np.uint8]:
     """Draw the characters, white on black, as (characters, box, box); black if not in the face or without any ink.
 
-    All at one size on one baseline, so that o and O, comma and apostrophe, 2 and ² stay apart; centred from left
+    All at one size on one baseline, so that o and O, comma and apostrophe, 2 and ² stay apart; centered from left
     to right; moved up or down, or made smaller, only if they would not fit.
     """
     images = np.zeros((len(characters), box, box), dtype=np.uint8)

@@ -41,10 +41,10 @@ class Whole(nn.Module):
             weight = head.weight.detach().float()
             # W/|W| and s are settled here, so that neither costs anything later.
             self.weight = unit(weight) if head.settings.unit_weight else weight
-            self.centres = head.settings.centres
+            self.centers = head.settings.centers
             self.bias = None
             if head.bias is not None:  # one per row, of one per class or one for all
-                self.bias = head.bias.detach().float().expand(head.classes).repeat_interleave(self.centres)
+                self.bias = head.bias.detach().float().expand(head.classes).repeat_interleave(self.centers)
             self.scale, self.unit_features = float(head.current_scale().detach()), head.settings.unit_features
 
     def forward(self, samples: Tensor) -> dict[str, Tensor]:
@@ -55,8 +55,8 @@ class Whole(nn.Module):
         if self.weight is not None:
             f = direction if self.unit_features else x
             z = F.linear(self.scale * f, self.weight, self.bias)
-            if self.centres > 1:  # a class is as near as its nearest centre
-                z = z.reshape(-1, len(self.weight) // self.centres, self.centres).amax(-1)
+            if self.centers > 1:  # a class is as near as its nearest center
+                z = z.reshape(-1, len(self.weight) // self.centers, self.centers).amax(-1)
             found["probability"] = z.softmax(-1)
         return found
 

@@ -28,7 +28,7 @@ class Norms:
     mean         of all
     within       standard deviation within a class, over the mean
     between      standard deviation of the classes' means, over the mean
-    correlation  Spearman's, of length and cosine to the own centre (classes of two and more); NaN if constant
+    correlation  Spearman's, of length and cosine to the own center (classes of two and more); NaN if constant
     genuine      (mean length, mean genuine score) in five equal parts of the samples, shortest first
     """
 
@@ -41,10 +41,10 @@ class Norms:
 
 @dataclass(frozen=True)
 class Geometry:
-    """Angles in radians. The centre of a class is the mean direction of its samples, the sample itself among them.
+    """Angles in radians. The center of a class is the mean direction of its samples, the sample itself among them.
 
-    own_centre    angle to the own centre, of samples in classes of two and more
-    other_centre  angle to the nearest centre of another class, of all samples
+    own_centre    angle to the own center, of samples in classes of two and more
+    other_centre  angle to the nearest center of another class, of all samples
     intra         mean angle of genuine pairs
     inter         mean angle of impostor pairs
     separated     share of classes (of two and more) farther from everybody else than wide: the largest angle
@@ -85,10 +85,10 @@ def of_samples(s: Samples, curve: Curve, found: Identification, prototypes: Prot
     """Compute `geometry` of sorted samples, with what verification and identification have already found."""
     y = torch.from_numpy(s.ids).to(s.x.device)
     sums = s.x.new_zeros(len(s.sizes), s.x.shape[1]).index_add_(0, y, s.x)
-    centres = unit(sums)
+    centers = unit(sums)
     social = s.sizes[s.ids] > 1
-    own = _numpy(angle_between(s.x, centres[y]))
-    other = np.arccos(_numpy(nearest_other(s.x, y, centres)[0]).clip(-1, 1))
+    own = _numpy(angle_between(s.x, centers[y]))
+    other = np.arccos(_numpy(nearest_other(s.x, y, centers)[0]).clip(-1, 1))
     angle = np.arccos(curve.scores)
     genuine, impostor = np.diff(curve.genuine, prepend=0), np.diff(curve.impostor, prepend=0)
     near = np.exp(-2 * (2 - 2 * curve.scores))
@@ -127,7 +127,7 @@ def _norms(s: Samples, y: Tensor, sums: Tensor, own: Floats, social: Truth) -> N
         float(mean),
         float(np.sqrt(((norms - means[s.ids]) ** 2).mean()) / mean),
         float(means.std() / mean),
-        # Two of a class are equally far from their centre, but for rounding.
+        # Two of a class are equally far from their center, but for rounding.
         spearman(norms[social], np.round(own[social] * GRID)),
         tuple((float(norms[part].mean()), float(scores[part].mean())) for part in parts),
     )

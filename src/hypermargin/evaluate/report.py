@@ -71,8 +71,8 @@ class Evaluation:
             note = "" if o.curve.supports(f) else " (too few unknown: at no false alarm)"
             rows.append(("open set", f"TPIR at FPIR {f:g}", f"{_number(share)}{note}", ""))
         rows += [
-            ("geometry", "angle to own centre", _degrees(g.own_centre.mean), ""),
-            ("geometry", "angle to nearest other centre", _degrees(g.other_centre.mean), ""),
+            ("geometry", "angle to own center", _degrees(g.own_centre.mean), ""),
+            ("geometry", "angle to nearest other center", _degrees(g.other_centre.mean), ""),
             ("geometry", "angle of genuine pairs", _degrees(g.intra), ""),
             ("geometry", "angle of impostor pairs", _degrees(g.inter), ""),
             ("geometry", "classes farther apart than wide", _number(g.separated), ""),
@@ -86,7 +86,7 @@ class Evaluation:
             rows += [
                 ("norms", "spread within classes", _number(g.norms.within), ""),
                 ("norms", "spread between classes", _number(g.norms.between), ""),
-                ("norms", "rank correlation with own-centre cosine", _correlation(g.norms.correlation), ""),
+                ("norms", "rank correlation with own-center cosine", _correlation(g.norms.correlation), ""),
             ]
         p = g.prototypes
         if p is not None:

@@ -13,7 +13,7 @@ from hypermargin import checks
 from hypermargin.common.optimizer_state import PER_ELEMENT, PER_ROW, goes_by_row
 from hypermargin.family import create_head
 from hypermargin.head import MarginHead
-from hypermargin.heads.weights import Weights, by_class, refuse_centres
+from hypermargin.heads.weights import Weights, by_class, refuse_centers
 from hypermargin.optim import lay_out
 from hypermargin.recipes import FAMILY
 
@@ -36,7 +36,7 @@ def weights_of(head: MarginHead, optimizer: Optimizers = None) -> Weights:
     number of ranks.
     """
     checks.instance("head", head, MarginHead, "create_head(…)")
-    refuse_centres(head)
+    refuse_centers(head)
     rows = head.by_class()
     rest = dict(head.state_dict())
     found = {name: rest.pop(name) for name in rows}

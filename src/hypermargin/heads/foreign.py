@@ -134,11 +134,11 @@ def _unlike(head: MarginHead) -> str:
         return "it has no bias, no margins by class, no schedules and no label smoothing."
     if (
         head.settings.rule != SOFTMAX
-        or head.settings.centres > 1
+        or head.settings.centers > 1
         or head.offsets is not None
         or len(head.row_terms)
     ):
-        return "it has softmax's rule, one centre per class, no offsets and no row terms."
+        return "it has softmax's rule, one center per class, no offsets and no row terms."
     if head.settings.sample is not None or head.settings.scale == "adacos-dynamic":
         return "it uses all classes at every step, and one scale."
     if head.settings.reduction != "mean":

@@ -93,7 +93,7 @@ def by_class(target: MarginHead | Weights) -> dict[str, Tensor]:
             f"expected a MarginHead or heads.Weights; got {type(target).__name__}. heads.from_linear and "
             "heads.from_metric_learning convert what other libraries have."
         )
-    refuse_centres(target)
+    refuse_centers(target)
     rows = target.by_class()
     if target.settings.shard is not None or len(rows["weight"]) != target.classes:
         raise ValueError(
@@ -103,11 +103,11 @@ def by_class(target: MarginHead | Weights) -> dict[str, Tensor]:
     return rows
 
 
-def refuse_centres(head: MarginHead) -> None:
+def refuse_centers(head: MarginHead) -> None:
     """Raise if a class has several rows: `Weights` and files would take them for as many classes."""
-    if head.settings.centres > 1:
+    if head.settings.centers > 1:
         raise ValueError(
-            f"head has {head.settings.centres} centres per class; classes can be changed, cut, joined and written "
+            f"head has {head.settings.centers} centers per class; classes can be changed, cut, joined and written "
             "with one only. Keep head.state_dict() instead."
         )
 

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hypermargin import checks
-from hypermargin.layout import ClassTable, Layout, Share, bias_by_row, by_centre, places, rows_of
+from hypermargin.layout import ClassTable, Layout, Share, bias_by_row, by_center, places, rows_of
 from hypermargin.numerics import Reading, wide_dtype, widen
 from hypermargin.parallel import messages
 from hypermargin.parallel.messages import Group, Rows, gather_rows, join, own_rows
@@ -148,11 +148,11 @@ class Sharded(Layout):
                 "Join the slices of all ranks and split them anew."
             )
 
-    def check_weight(self, weight: Tensor, centres: int) -> None:
+    def check_weight(self, weight: Tensor, centers: int) -> None:
         """Raise unless the weight is that of this rank's classes, which may be none."""
-        if weight.shape[0] != (self.stop - self.start) * centres:
+        if weight.shape[0] != (self.stop - self.start) * centers:
             raise ValueError(
-                f"weight must have {(self.stop - self.start) * centres} rows, this rank's classes "
+                f"weight must have {(self.stop - self.start) * centers} rows, this rank's classes "
                 f"{self.start}:{self.stop} of {self.total}; got {tuple(weight.shape)}. Give "
                 "weight[layout.start : layout.stop]."
             )
@@ -210,16 +210,16 @@ class Sharded(Layout):
         )
 
     def table(
-        self, weight: Tensor, batch: Batch, *, unit: bool, bias: Tensor | None = None, centres: int = 1
+        self, weight: Tensor, batch: Batch, *, unit: bool, bias: Tensor | None = None, centers: int = 1
     ) -> ClassTable:
         """Return this rank's slice; a slice without classes has one row of zeros, which no label refers to."""
         if self.world == 1:
-            return super().table(weight, batch, unit=unit, bias=bias, centres=centres)
+            return super().table(weight, batch, unit=unit, bias=bias, centers=centers)
         if bias is not None and bias.dim() == 0:
             bias = self.shared(bias)
-        local = rows_of(places(batch.y, self.held(self.total)), centres)
-        found = ClassTable(weight, unit, bias_by_row(bias, weight, batch, centres), local, local >= 0, centres,
-                           by_centre(batch.class_m, centres))  # fmt: skip
+        local = rows_of(places(batch.y, self.held(self.total)), centers)
+        found = ClassTable(weight, unit, bias_by_row(bias, weight, batch, centers), local, local >= 0, centers,
+                           by_center(batch.class_m, centers))  # fmt: skip
         return never_empty(found)
 
     def agree(
@@ -332,8 +332,8 @@ class Sharded(Layout):
     @torch.no_grad()
     def first_weights(self, weight: Tensor, std: float) -> None:
         """Draw normal weights in blocks of rows, each with its own seed: the same for any number of ranks."""
-        centres = weight.shape[0] // max(self.stop - self.start, 1)
-        start, stop = self.start * centres, self.stop * centres
+        centers = weight.shape[0] // max(self.stop - self.start, 1)
+        start, stop = self.start * centers, self.stop * centers
         base = zlib.crc32(f"hypermargin {self.shard.seed}".encode())
         rng = torch.Generator(weight.device)
         for first in range(start // _BLOCK * _BLOCK, stop, _BLOCK):

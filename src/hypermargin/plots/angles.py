@@ -27,9 +27,9 @@ MOST_ROWS = 8
 class AnglesDisplay(Display):
     """Angles in degrees, in the order of the samples.
 
-    own      θ_y, to the own prototype; against centres only of samples in classes of two and more
+    own      θ_y, to the own prototype; against centers only of samples in classes of two and more
     rival    min over j ≠ y of θ_j, to the nearest other
-    against  "prototype", or "centre", the mean direction of a class
+    against  "prototype", or "center", the mean direction of a class
     """
 
     own: Floats
@@ -50,10 +50,10 @@ class AnglesDisplay(Display):
                     "labels must hold two identities or more: without another class there is no rival."
                 )
             W = unit(s.x.new_zeros(len(s.sizes), s.x.shape[1]).index_add_(0, y, s.x))
-            seen = s.sizes[s.ids] > 1  # one alone is its own centre
+            seen = s.sizes[s.ids] > 1  # one alone is its own center
             if not seen.any():
                 raise ValueError(
-                    "labels must hold an identity with two samples or more: one alone is its own centre."
+                    "labels must hold an identity with two samples or more: one alone is its own center."
                 )
         else:
             prototypes_of(s, prototypes, None)  # refuses what does not fit
@@ -63,7 +63,7 @@ class AnglesDisplay(Display):
         back = np.argsort(s.order)
         own = _degrees(angle_between(s.x, W[y]))[back][seen[back]]
         rival = _degrees(angle_between(s.x, W[nearest_other(s.x, y, W)[1]]))[back]
-        return cls(own, rival, "centre" if prototypes is None else "prototype", title)
+        return cls(own, rival, "center" if prototypes is None else "prototype", title)
 
     @property
     def medians(self) -> tuple[float, float]:

@@ -70,13 +70,13 @@ class ThetaPlaneDisplay(Display):
             needed, theta, color=colours.red, linewidth=1.9, linestyle="--",
             label="cos θ₁ = ψ(θ₂): class 2 to its right",
         )  # fmt: skip
-        arc, centre = degrees(self.theta12), self.theta12 / 2
+        arc, center = degrees(self.theta12), self.theta12 / 2
         ax.plot(
             [0, self.theta12], [self.theta12, 0], color=colours.faint, linewidth=1.1, linestyle=":",
             label=f"arc between classes {arc} apart",
         )  # fmt: skip
         if self.width > 0:
-            piece = centre + np.array([-0.5, 0.5]) * self.width
+            piece = center + np.array([-0.5, 0.5]) * self.width
             ax.plot(
                 piece, piece[::-1], color=colours.ink, linewidth=2.6, solid_capstyle="butt",
                 label="its part in the band",
@@ -101,7 +101,7 @@ class WidthDisplay(Display):
 
     theta12    radians
     widths     one row for each margin; where the margin cannot be met, the width is θ12 itself
-    feasible   by margin: the least θ12 at which a sample on its centre meets it, acos ψ(0)
+    feasible   by margin: the least θ12 at which a sample on its center meets it, acos ψ(0)
     """
 
     theta12: Floats
@@ -122,7 +122,7 @@ class WidthDisplay(Display):
         colours = look(ax)
         ax.plot(
             [0, math.pi], [0, math.pi], color=colours.faint, linewidth=1.0, linestyle=(0, (1, 3)),
-            label="the whole arc; from × on, centres meet the margin",
+            label="the whole arc; from × on, centers meet the margin",
         )  # fmt: skip
         for k, (name, widths, least) in enumerate(zip(self.names, self.widths, self.feasible, strict=True)):
             colour = colours.cycle[k % len(colours.cycle)]

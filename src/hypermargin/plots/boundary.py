@@ -143,9 +143,9 @@ class BoundaryDisplay(Display):
         ax.set_ylim(-OUTER - 0.08, HALF)
 
 
-def _between(phi: Floats, centre: float) -> Floats:
+def _between(phi: Floats, center: float) -> Floats:
     """Return the angle between two directions of the plane, in [0, π]."""
-    found: Floats = np.abs((phi - centre + math.pi) % (2 * math.pi) - math.pi)
+    found: Floats = np.abs((phi - center + math.pi) % (2 * math.pi) - math.pi)
     return found
 
 

@@ -75,7 +75,7 @@ class CapsDisplay(Display):
         least, most = float(self.reach.min()), float(self.reach.max())
         words = degrees(least) if most - least < 5e-4 else f"{degrees(least)} to {degrees(most)}"
         if most < 1e-9:
-            words = "0°: not even its centre meets it"
+            words = "0°: not even its center meets it"
         bare(ax, title=self.name, half=1.4)
         ax.text(
             0, -1.48, f"radius of a class: {words}\nband between two: {degrees(self.band)}\n"

@@ -43,8 +43,8 @@ class FeaturesDisplay(Display):
     points      (N, 2), on the sphere (N, 3): the features, or their directions; 2,000 at most
     classes     (N,) which of `names` each belongs to
     names       of the classes, 20 at most; `others` are not shown
-    centres     (C, 2 or 3) means of the classes
-    prototypes  (C, 2 or 3) in the same space; None: not known, names stand at the centres
+    centers     (C, 2 or 3) means of the classes
+    prototypes  (C, 2 or 3) in the same space; None: not known, names stand at the centers
     on          "plane" (as they are), "circle", "sphere", or "components" of the directions
     shares      of the directions' variance that the two components have
     basis       (mean (d,), axes (2, d)) of the components; arrows start at the origin of the features
@@ -55,7 +55,7 @@ class FeaturesDisplay(Display):
     points: Floats
     classes: Counts
     names: tuple[str, ...]
-    centres: Floats
+    centers: Floats
     prototypes: Floats | None
     on: str
     half: float
@@ -109,9 +109,9 @@ class FeaturesDisplay(Display):
             shares = first, second
         kept = np.sort(np.random.default_rng(0).permutation(len(x))[:MOST_DOTS])
         called = tuple(str(names[int(k)] if names is not None else k) for k in shown)
-        centres = np.stack([x[y == k].mean(0) for k in range(len(shown))])
+        centers = np.stack([x[y == k].mean(0) for k in range(len(shown))])
         found = cls(
-            x[kept], y[kept], called, centres, W, on, 1.0, shares=shares, basis=basis,
+            x[kept], y[kept], called, centers, W, on, 1.0, shares=shares, basis=basis,
             others=len(s.names) - len(shown), view=view or View(),
             title=title or f"Features {PLACES[GROUNDS.index(on)]}",
         )  # fmt: skip
@@ -204,7 +204,7 @@ class FeaturesDisplay(Display):
 
     def _ends(self) -> tuple[Floats, NDArray[np.bool_]]:
         """Return where each class's arrow ends, else its mean, on paper; and whether that is on the near side."""
-        ends = self.centres if self.prototypes is None else self.prototypes * self.stretch
+        ends = self.centers if self.prototypes is None else self.prototypes * self.stretch
         if self.on == "sphere":
             return self.view.project(_directions(ends))
         return ends, np.ones(len(ends), bool)

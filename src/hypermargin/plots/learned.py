@@ -92,7 +92,7 @@ def angles(
     part: Annotated[str, PART] = "test",
     history: Annotated[bool, "a row for every checkpoint kept, instead of the best alone"] = True,
 ) -> Display:
-    """Draw angles to prototypes; in an open set to the centres of the classes."""
+    """Draw angles to prototypes; in an open set to the centers of the classes."""
     folder = run or small_run("a-softmax", 2)
     seen = snapshots(folder, part) if history else []
     if len(seen) < 2:

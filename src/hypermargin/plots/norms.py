@@ -25,7 +25,7 @@ class NormsDisplay(Display):
     """Lengths and cosines of samples in classes of two and more.
 
     norms        lengths of the features
-    cosines      to the own centre, the mean direction of the class
+    cosines      to the own center, the mean direction of the class
     correlation  of their ranks; NaN if one is constant
     """
 
@@ -38,11 +38,11 @@ class NormsDisplay(Display):
         """Make it from features (N, d) as the network gives them, not yet unit, and labels (N,)."""
         s = samples(features, labels, "features")
         y = torch.from_numpy(s.ids).to(s.x.device)
-        centres = unit(s.x.new_zeros(len(s.sizes), s.x.shape[1]).index_add_(0, y, s.x))
+        centers = unit(s.x.new_zeros(len(s.sizes), s.x.shape[1]).index_add_(0, y, s.x))
         social = s.sizes[s.ids] > 1
         if not social.any():
-            raise ValueError("labels must hold an identity with two samples or more: one alone is its own centre.")
-        cosines = (s.x * centres[y]).sum(1).double().cpu().numpy()[social]
+            raise ValueError("labels must hold an identity with two samples or more: one alone is its own center.")
+        cosines = (s.x * centers[y]).sum(1).double().cpu().numpy()[social]
         norms = s.norms.double().cpu().numpy()[social]
         return cls(norms, cosines, spearman(norms, np.round(cosines * GRID)))
 
@@ -65,5 +65,5 @@ class NormsDisplay(Display):
         x, y = np.array(self.parts).T
         ax.plot(x, y, "o-", color=look(ax).red, linewidth=1.8, markersize=5, label=f"means of fifths{words}")
         ax.ticklabel_format(useOffset=False)
-        dress(ax, xlabel="length of the feature", ylabel="cosine to own centre", title="Length and fit")
+        dress(ax, xlabel="length of the feature", ylabel="cosine to own center", title="Length and fit")
         legend(ax, loc="best")

@@ -90,7 +90,7 @@ class PsiDisplay(Display):
         """Make it from margins. `lam` blends in the plain cosine, (λ cos θ + ψ)/(1 + λ): one curve for each λ.
 
         The probability is p_y = 1/(1 + (C−1)·exp(s·(c − ψ))), with all C − 1 rivals at the cosine c = 0
-        (`rivals="orthogonal"`) or at c = −cos θ/(C−1), as when the centres form a simplex.
+        (`rivals="orthogonal"`) or at c = −cos θ/(C−1), as when the centers form a simplex.
         """
         checks.one_of("show", show, list(SHOWN))
         checks.one_of("rivals", rivals, RIVALS)

@@ -28,7 +28,7 @@ RADIUS = 2.0  # the longest feature that is shown
 RADII, DIRECTIONS = 41, 241  # of the grid; F is nearly straight between its points
 
 
-def centres(classes: int) -> Floats:
+def centers(classes: int) -> Floats:
     """Return directions of classes evenly around the circle, the first one up: angles (C,)."""
     return math.pi / 2 + 2 * math.pi * np.arange(classes) / classes
 
@@ -39,7 +39,7 @@ def surplus(points: Floats, margin: Margin, classes: int, scale: float) -> Float
     T_j = s·|x|·ψ(θ_j) and R_j = log Σ_{i≠j} exp(s·|x|·cos θ_i): p_j ≥ ½ with the margin where F_j ≥ 0. It depends
     on s·|x| alone, so a larger s shows the same picture smaller.
     """
-    phi = centres(classes)
+    phi = centers(classes)
     x, w = torch.from_numpy(points), torch.from_numpy(np.stack((np.cos(phi), np.sin(phi)), 1))
     labels = torch.arange(classes).repeat_interleave(len(x))
     every = x.repeat(classes, 1)
@@ -112,7 +112,7 @@ class RegionsDisplay(Display):
             ax.contourf(
                 self.x, self.y, best, levels=[-1e4, 0], colors=[colours.purple], alpha=0.7, antialiased=True
             )
-        for j, (phi, own) in enumerate(zip(centres(len(self.surplus)), self.surplus, strict=True)):
+        for j, (phi, own) in enumerate(zip(centers(len(self.surplus)), self.surplus, strict=True)):
             colour = colours.cycle[j % len(colours.cycle)]
             if not self.half and own.max() > 0:
                 ax.contourf(self.x, self.y, own, levels=[0, 1e4], colors=[colour], alpha=0.3, antialiased=True)
@@ -145,7 +145,7 @@ def regions(
     panels = [
         RegionsDisplay.of(kind, classes, s, title=f"s = {s:g}, {label(kind)}") for s in scales for kind in kinds
     ]
-    title = "Shaded: the label's class has p ≥ ½. Logits s·|x|·cos θ, the label's with ψ. Dots: centres, |x| = 1"
+    title = "Shaded: the label's class has p ≥ ½. Logits s·|x|·cos θ, the label's with ψ. Dots: centers, |x| = 1"
     return Keyed(panels, columns=len(ms), panel_size=(2.9, 2.9), title=title, keys=0)
 
 
@@ -167,5 +167,5 @@ def half(
             RegionsDisplay.of(kind, int(number), s, half=True, title=f"{number:g} classes, s = {s:g}")
             for s in scales
         ]
-    title = f"Shaded: no class reaches p = ½. Logits s·|x|·cos θ, {label(kind)}. Dots: centres, |x| = 1"
+    title = f"Shaded: no class reaches p = ½. Logits s·|x|·cos θ, {label(kind)}. Dots: centers, |x| = 1"
     return Keyed(panels, columns=len(scales), panel_size=(3.0, 3.7), title=title, keys=0)

@@ -18,10 +18,10 @@ from hypermargin.rules._base import Rule, register
 class InterTopK(Rule):
     """The k nearest rival classes of each row count as cos(θ − m_prime), any other as its cosine.
 
-    They are found by a pass of its own over the classes, in blocks. With several centres a class is as near as its
-    nearest centre, and its centres that are near enough all count for more. Classes just as near as the k-th count
+    They are found by a pass of its own over the classes, in blocks. With several centers a class is as near as its
+    nearest center, and its centers that are near enough all count for more. Classes just as near as the k-th count
     too; with reduced operands the last of the k is uncertain by their rounding. Speaker recipes take k = 5 and
-    m_prime = 0.06 beside ArcFace's m = 0.2, s = 32 and three centres.
+    m_prime = 0.06 beside ArcFace's m = 0.2, s = 32 and three centers.
     """
 
     k: float = number(5, 1, help="How many of the nearest classes; a whole number.")

@@ -27,12 +27,12 @@ def check_settings(saved: Checkpoint, config: Config, shape: tuple[int, ...], cl
     if weight is None or weight.dim() != 2:
         raise ValueError("the checkpoint has no head")
     rows, columns = weight.shape
-    own_centres = FAMILY[config.head].centres if config.head in FAMILY else 1
-    centres = int(config.set.get("centres", own_centres))
+    own_centers = FAMILY[config.head].centers if config.head in FAMILY else 1
+    centers = int(config.set.get("centers", own_centers))
     if columns != config.dim:
         raise ValueError(f"dim = {config.dim} (config.toml) does not fit the weights, which have dim = {columns}")
-    if rows != classes * centres:
-        per = f" with centres = {centres} each{' (set)' if 'centres' in config.set else ''}" if centres > 1 else ""
+    if rows != classes * centers:
+        per = f" with centers = {centers} each{' (set)' if 'centers' in config.set else ''}" if centers > 1 else ""
         raise ValueError(f"classes (run.json) lists {classes:,}{per}, and the head's weights have {rows:,} rows")
     if not own and ":" not in str(config.model):
         with torch.device("meta"):  # shapes alone

@@ -41,7 +41,7 @@ class Block(nn.Module):
 class IResNet(nn.Module):
     """Stem of stride 1, four stages of stride 2, all positions into one linear layer, and a final BatchNorm.
 
-    The final BatchNorm only centres and scales: its weight stays 1.
+    The final BatchNorm only centers and scales: its weight stays 1.
     """
 
     def __init__(self, blocks: tuple[int, ...], shape: tuple[int, ...], dim: int, dropout: float = 0.0) -> None:

@@ -245,11 +245,11 @@ class SyncedBatchNorm(nn.modules.batchnorm._BatchNorm):
         first = self._sum(torch.cat((x.sum(over), counted)))
         count = first[-1].detach()
         mean = first[:-1] / count
-        centred = x - mean.reshape(shape)
-        variance = self._sum(centred.square().sum(over)) / count
+        centered = x - mean.reshape(shape)
+        variance = self._sum(centered.square().sum(over)) / count
         if self.track_running_stats:
             self._remember(mean.detach(), variance.detach() * count / (count - 1).clamp(min=1))
-        out = centred * (variance + self.eps).rsqrt().reshape(shape)
+        out = centered * (variance + self.eps).rsqrt().reshape(shape)
         if self.weight is not None:
             out = out * self.weight.reshape(shape)
         if self.bias is not None:

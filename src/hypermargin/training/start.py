@@ -38,13 +38,13 @@ def start_head_from(head: MarginHead, run: Path, classes: Sequence[str]) -> None
             f"init_head: {run} was trained on other classes. Take the same data, split and seed, or leave it out."
         )
     weight = find(run, "best").weights("head")["weight"]
-    centres, held = head.settings.centres, head.layout.held(head.classes)
-    if weight.shape != (head.classes * centres, head.dim):
+    centers, held = head.settings.centers, head.layout.held(head.classes)
+    if weight.shape != (head.classes * centers, head.dim):
         raise ValueError(
             f"init_head: the class vectors of {run} have shape {tuple(weight.shape)}, here they have "
-            f"{(head.classes * centres, head.dim)}. Use the same dim and centres."
+            f"{(head.classes * centers, head.dim)}. Use the same dim and centers."
         )
-    head.weight.copy_(weight[held.start * centres : held.stop * centres])
+    head.weight.copy_(weight[held.start * centers : held.stop * centers])
 
 
 def start_from(network: nn.Module, weights: dict[str, Tensor], where: str) -> None:

@@ -112,7 +112,7 @@ const PATTERNS = `<defs>
     <rect width="8" height="8" class="hm-dots-ground"/><circle cx="4" cy="4" r="1.2" class="hm-dots-dot"/></pattern>
 </defs>`;
 
-// The half circle with both centres on it: W1 on the left, W2 θ12 to its right. `at` is the sample's angle to W1.
+// The half circle with both centers on it: W1 on the left, W2 θ12 to its right. `at` is the sample's angle to W1.
 function circle(svg, { theta12, boundary, width, at, name }) {
   const wide = widthOf(svg);
   const radius = Math.min(wide / 2 - 44, 190);
@@ -144,7 +144,7 @@ function circle(svg, { theta12, boundary, width, at, name }) {
     parts.push(sector(...ends, width > 0 ? "hm-band" : "hm-band hm-overlap"));
   }
   parts.push(ray(boundary, radius, "hm-edge1"), ray(theta12 - boundary, radius, "hm-edge2"));
-  parts.push(ray(0, radius, "hm-centre"), ray(theta12, radius, "hm-centre"));
+  parts.push(ray(0, radius, "hm-center"), ray(theta12, radius, "hm-center"));
   if (boundary * DEGREES > 14 && width > 0) {
     parts.push(word(boundary / 2, radius * 0.62, "1"), word(theta12 - boundary / 2, radius * 0.62, "2"));
   }

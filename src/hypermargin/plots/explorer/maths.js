@@ -39,7 +39,7 @@ function knots({ m1, m2 }) {
 }
 
 // Two classes θ12 apart. Class 1 keeps a sample up to θ1 = b, where ψ(b) = cos(θ12 − b); class 2 mirrors it.
-// Between them lies the band, θ12 − 2b wide: all of θ12 if not even the centre is kept, negative for an overlap.
+// Between them lies the band, θ12 − 2b wide: all of θ12 if not even the center is kept, negative for an overlap.
 function band(setting, theta12) {
   const feasible = psi(0, setting) >= Math.cos(theta12);
   let low = 0;
@@ -67,7 +67,7 @@ const probability = (theta, setting) => sigmoid(-excess(theta, setting));
 const gradient = (theta, setting) =>
   sigmoid(excess(theta, setting)) * setting.s * (rivalSlope(theta, setting) - psiSlope(theta, setting));
 
-// At the simplex, with every sample on its own centre: the best that C classes can reach.
+// At the simplex, with every sample on its own center: the best that C classes can reach.
 const simplexProbability = (setting) => probability(0, { ...setting, rivals: "simplex" });
 const lossFloor = (setting) => loss(0, { ...setting, rivals: "simplex" });
 
