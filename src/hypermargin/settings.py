@@ -210,7 +210,8 @@ def setting_names() -> list[str]:
 # Names that other libraries use, and what they are called here.
 OTHER_NAMES = {
     "s": "scale", "gamma": "scale", "embedding_size": "dim", "in_features": "dim", "num_classes": "classes",
-    "out_features": "classes", "num_subcenters": "centers", "sub_centers": "centers", "centres": "centers", "K": "centers",
+    "out_features": "classes", "num_subcenters": "centers", "sub_centers": "centers", "centres": "centers",
+    "K": "centers",
     "t_alpha": "momentum", "easy_margin": 'beyond="easy" of ArcFace', "loss_weight": "a factor on the loss you get",
 }  # fmt: skip
 
