@@ -2,7 +2,8 @@
 
 One training step (loss, gradient by features, gradient by weight) of ArcFace s = 64, m = 0.5, d = 512, weight in
 float32, bfloat16 by autocast; features and weight are given, so nothing of a network is in it. Every step is timed
-from before its first operation to the end of the GPU's work, one contender after the other in each round.
+from before its first operation to the end of the GPU's work, one contender after the other in each round. Beside it
+the CPU's time alone: what a process needs to launch a step, which is not there for anything else.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import gc
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -95,23 +97,42 @@ def at_size(rows: int, classes: int, rounds: int, say: Say) -> dict[str, Any]:
             p.x.grad = p.W.grad = None
 
     times = interleaved(steps, rounds, "cuda", drop_gradients)
-    found = {name: {"median": statistics.median(t), "min": min(t)} for name, t in times.items() if t}
+    found = {
+        name: {"median": statistics.median(t), "min": min(t), "cpu": cpu_seconds(steps[name], drop_gradients)}
+        for name, t in times.items()
+        if t
+    }
     with torch.autocast("cuda", torch.bfloat16):
         chosen = explain_backend(rows, classes, device="cuda")
     return {"rows": rows, "classes": classes, "rounds": rounds, "chosen": chosen, "times": found, "absent": absent}
+
+
+def cpu_seconds(step: Callable[[], None], between: Callable[[], None], steps: int = 10) -> float:
+    """What the threads of this process need to launch a step; waiting for the GPU, which spins, is left out."""
+    spent = []
+    for _ in range(steps):
+        between()
+        torch.cuda.synchronize()
+        start = time.process_time()
+        step()
+        spent.append(time.process_time() - start)
+    return statistics.median(spent)
 
 
 def as_markdown(result: dict[str, Any]) -> str:
     """The table, in milliseconds and in times the fastest that is not ours."""
     sizes = result["sizes"]
     names = [FLOOR, *(c.name for c in OURS), *PEERS]
+    header = [
+        "| | " + " | ".join(f"{s['rows']:,} × {s['classes']:,}" for s in sizes) + " |",
+        "|---|" + "---:|" * len(sizes),
+    ]
     lines = [
         f"# What a plain call costs on {result['environment']['device']}",
         "",
         "Milliseconds per step, median; in brackets times the three bare bfloat16 products of the same run.",
         "",
-        "| | " + " | ".join(f"{s['rows']:,} × {s['classes']:,}" for s in sizes) + " |",
-        "|---|" + "---:|" * len(sizes),
+        *header,
     ]
     for name in names:
         cells = []
@@ -124,6 +145,16 @@ def as_markdown(result: dict[str, Any]) -> str:
                 ratio = "" if name == FLOOR else f" ({seconds['median'] / bare:.1f})"
                 cells.append(f"{1e3 * seconds['median']:.3g}{ratio}")
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    lines += [
+        "",
+        "Milliseconds of the CPU for the same step: what it takes to launch it. With less work than that for "
+        "the GPU a step is as slow as this.",
+        "",
+        *header,
+    ]
+    for name in names:
+        spent = [size["times"].get(name, {}).get("cpu") for size in sizes]
+        lines.append(f"| {name} | " + " | ".join("–" if s is None else f"{1e3 * s:.3g}" for s in spent) + " |")
     lines += [
         "",
         "Those marked so cannot do a margin and compute the plain normalised loss. What `auto` chose:",
