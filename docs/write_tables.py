@@ -5,21 +5,24 @@
 
 from pathlib import Path
 
-from hypermargin.family import as_markdown, successors_as_markdown
+from hypermargin.family import as_markdown, groups_as_markdown, successors_as_markdown
 
 DOCS = Path(__file__).resolve().parent
 README, AFTER = DOCS.parent / "README.md", DOCS / "after-arcface.md"
-BEGIN, END = "<!-- the family: written by `make docs` -->\n", "\n<!-- end of the family -->"
-TABLES = {README: as_markdown, AFTER: successors_as_markdown}
+FAMILY, GROUPS = "the family", "after ArcFace"
+TABLES = {README: {FAMILY: as_markdown, GROUPS: groups_as_markdown}, AFTER: {FAMILY: successors_as_markdown}}
 
 
-def with_table(path: Path) -> str:
-    """The text of one of the files with a fresh table."""
+def with_tables(path: Path) -> str:
+    """The text of one of the files with fresh tables."""
     text = path.read_text(encoding="utf-8")
-    before, rest = text.split(BEGIN)
-    return before + BEGIN + TABLES[path]() + END + rest.split(END)[1]
+    for name, table in TABLES[path].items():
+        begin, end = f"<!-- {name}: written by `make docs` -->\n", f"\n<!-- end of {name} -->"
+        before, rest = text.split(begin)
+        text = before + begin + table() + end + rest.split(end)[1]
+    return text
 
 
 if __name__ == "__main__":
     for file in TABLES:
-        file.write_text(with_table(file), encoding="utf-8")
+        file.write_text(with_tables(file), encoding="utf-8")

@@ -146,3 +146,13 @@ def successors_as_markdown() -> str:
             )  # fmt: skip
             rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(rows)
+
+
+def groups_as_markdown() -> str:
+    """Return the names of what came after it, by what of the loss they change, for the README."""
+    groups: dict[str, list[str]] = {}
+    for name, r in FAMILY.items():
+        if r.group != "classic":
+            groups.setdefault(r.group, []).append(f"`{name}`")
+    rows = [f"| {group} | {', '.join(names)} |" for group, names in groups.items()]
+    return "\n".join(["| what is changed | heads |", "|---|---|", *rows])
