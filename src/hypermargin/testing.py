@@ -204,12 +204,16 @@ def check_backend(
                         unit: bool = unit_weight, bias: bool = with_bias) -> dict[str, Tensor]:  # fmt: skip
                 return _outcome(by, case.on(torch.device(device), dtype), rule, unit, bias)
 
+            longest = case.weight.norm(dim=1).max().item() if not unit_weight else 1.0
+            product = max(case.f.norm(dim=1).tolist(), default=0.0) * longest
             right = outcome(Dense(), torch.float64)
             usual, ours = outcome(Dense(), torch.float32), outcome(found, torch.float32)
             ours_double = outcome(found, torch.float64) if float64 else right
             for what, value in right.items():
                 size = value.abs().nan_to_num(posinf=0.0).max().item() if value.numel() else 0.0
                 size = size if size > 1e-6 else 1.0  # where all values are 0; the logits are about 1 to 10
+                if what in {"rivals", "hardest"}:  # rounded as the terms of the product are, however small it is
+                    size = max(size, product)
                 off = _distance(ours_double[what], value)
                 if off > 1e-9 * size:
                     problems.append(f"{setting}: {what} is off by {off:.3g} in float64")
