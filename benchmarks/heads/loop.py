@@ -19,7 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.heads.tasks import AUGMENT, Task, network
-from hypermargin import create_head
+from hypermargin import MarginHead, create_head
+from hypermargin.common.text import first_line
 from hypermargin.data import Augment, Scaling
 from hypermargin.data.augment import DRAWS
 from hypermargin.evaluate import verification
@@ -65,11 +66,10 @@ class Run:
         torch.manual_seed(spec.seed)
         shape = (1, *task.train.images.shape[1:])
         self.network = network(spec.task, shape, spec.dim, spec.width).to(device).train()
-        overrides = dict(spec.set)
+        overrides: dict[str, Any] = {"check": False, **spec.set}
         if spec.lam_floor is not None:
             overrides["schedule"] = LambdaAnnealing(floor=spec.lam_floor)
-        self.head = create_head(spec.head, spec.dim, task.train.classes, **overrides).to(device).train()
-        self.head.check = False
+        self.head = self.make_head(overrides).to(device).train()
         self.optimizer = create_optimizer(
             self.network, self.head, name="adamw", lr=spec.lr, weight_decay=spec.weight_decay
         )
@@ -94,10 +94,19 @@ class Run:
             group["base"] = group["lr"]
             if device.type == "cuda":
                 group["lr"], group["capturable"] = torch.tensor(float(group["lr"]), device=device), True
-        self.stream = torch.cuda.Stream() if device.type == "cuda" else None
+        self.stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        if self.stream is not None:  # what was made above must be there before the first step
+            self.stream.wait_stream(torch.cuda.current_stream())
         self.graph: torch.cuda.CUDAGraph | None = None
+        self.graphs, self.why_not = True, ""  # record a step; why that failed
         self.done = 0
         self.started = time.monotonic()
+
+    def make_head(self, overrides: dict[str, Any]) -> MarginHead:
+        """The head of the spec."""
+        return create_head(self.spec.head, self.spec.dim, self.task.train.classes, **overrides)
 
     def _step(self) -> None:
         rows = self.order.index_select(0, self.at)[0]
@@ -119,31 +128,50 @@ class Run:
         self.optimizer.step()
         with torch.no_grad():
             self.losses.index_copy_(0, self.at, loss.detach().reshape(1).float())
-            right = (self.head.logits(features.detach()).argmax(1) == labels).float().mean()
-            self.right.index_copy_(0, self.at, right.reshape(1))
+            self.watch(features.detach(), labels)
             self.at += 1
 
+    def watch(self, features: Tensor, labels: Tensor) -> None:
+        """What is noted of a step besides its loss: the accuracy."""
+        right = (self.head.logits(features).argmax(1) == labels).float().mean()
+        self.right.index_copy_(0, self.at, right.reshape(1))
+
     def _forward(self, images: Tensor) -> Tensor:
+        found: Tensor
         if self.spec.precision == "float32":
-            return self.network(images)
+            found = self.network(images)
+            return found
         # A graph must hold the casts of the weights, so they may not be kept from one call to the next.
         with torch.autocast(images.device.type, getattr(torch, self.spec.precision), cache_enabled=False):
-            return self.network(images)
+            found = self.network(images)
+            return found
 
     def advance(self) -> None:
         """One step. On CUDA the first few run as they are, then one is captured, and the rest are its replays."""
         with torch.cuda.stream(self.stream) if self.stream else nullcontext():
             if self.graph is not None:
                 self.graph.replay()
-            elif self.stream is None or self.done < 3:
+            elif self.stream is None or self.done < 3 or not self.graphs:
                 self._step()
             else:
-                torch.cuda.synchronize()
-                self.graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(self.graph, stream=self.stream, capture_error_mode="thread_local"):
+                self._record(self.stream)
+                if self.graph is not None:
+                    self.graph.replay()
+                else:
                     self._step()
-                self.graph.replay()
         self.done += 1
+
+    def _record(self, stream: torch.cuda.Stream) -> None:
+        """Capture a step. One that cannot be captured is launched kernel by kernel, ten times as slow."""
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                self._step()
+        except RuntimeError as error:
+            self.graphs, self.why_not = False, first_line(error)
+        else:
+            self.graph = graph
 
     @torch.no_grad()
     def features(self, images: Tensor) -> Tensor:
@@ -158,17 +186,24 @@ class Run:
         if self.stream:
             self.stream.synchronize()
         spent = time.monotonic() - self.started
-        losses, right = self.losses.cpu(), self.right.cpu()
+        losses = self.losses.cpu()
         curve = {
             "first_loss": float(losses[:SMOOTH].mean()),
             "last_loss": float(losses[-SMOOTH:].mean()),
-            "train_accuracy": float(right[-SMOOTH:].mean()),
-            "steps_to_50": _first(right, 0.5),
-            "steps_to_90": _first(right, 0.9),
+            **self.watched(),
         }
         broken = not bool(losses.isfinite().all()) or not all(bool(p.isfinite().all()) for p in self.parameters)
         found = {"spec": asdict(self.spec), "seconds": spent, "steps": self.total, "broken": broken, **curve}
         return found if broken else {**found, "test": self.measure(), "train": self.measure_train()}
+
+    def watched(self) -> dict[str, Any]:
+        """What `watch` has noted, over the whole run."""
+        right = self.right.cpu()
+        return {
+            "train_accuracy": float(right[-SMOOTH:].mean()),
+            "steps_to_50": _first(right, 0.5),
+            "steps_to_90": _first(right, 0.9),
+        }
 
     @torch.no_grad()
     def measure(self, images: Tensor | None = None) -> dict[str, float]:
@@ -233,7 +268,8 @@ def rank1(features: Tensor, labels: Tensor) -> float:
     """Share of samples whose nearest other sample is of the same identity."""
     x = F.normalize(features)
     hits = 0
-    for rows in torch.arange(len(x), device=x.device).split(4096):
+    for at in range(0, len(x), 4096):
+        rows = torch.arange(at, min(at + 4096, len(x)), device=x.device)
         cosines = (x[rows] @ x.T).scatter_(1, rows[:, None], -2.0)
         hits += int((labels[cosines.argmax(1)] == labels[rows]).sum())
     return hits / len(x)

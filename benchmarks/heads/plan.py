@@ -104,7 +104,7 @@ def value(result: dict[str, Any]) -> float:
     if result["broken"]:
         return -1.0
     test = result["test"]
-    return 1 - test["eer"] if "eer" in test else test["accuracy"]
+    return float(1 - test["eer"] if "eer" in test else test["accuracy"])
 
 
 def best(results: Iterable[dict[str, Any]], task: str, head: str) -> Spec | None:
@@ -123,7 +123,7 @@ def more_classes(results: list[dict[str, Any]], task: str) -> list[Spec]:
     """Changed copies as classes of their own, quarter turns or warped voices, at the settings chosen without."""
     name = {"omniglot": "omniglot-turns", "audiomnist": "audiomnist-warped"}.get(task)
     chosen = finals(results, task, ("softmax", "normface", "arcface")) if name else []
-    return [replace(s, study="turns", task=name, epochs=EPOCHS.get(name, s.epochs)) for s in chosen]
+    return [replace(s, study="turns", task=name, epochs=EPOCHS.get(name, s.epochs)) for s in chosen if name]
 
 
 def untuned(task: str, classes: int) -> list[Spec]:

@@ -83,11 +83,11 @@ def load(name: str, folder: Path, stage: str, device: torch.device) -> Task:
             images, labels, group = found["images"], found["label"].astype(np.int64), found["alphabet"]
             training = found["split"] == 0
     if stage == "select":
-        held = _some(group[training], labels[training], HELD_OUT.get(name, USUALLY_HELD_OUT))
-        train, test = training & ~np.isin(group, held), training & np.isin(group, held)
+        aside = np.isin(group, _some(group[training], labels[training], HELD_OUT.get(name, USUALLY_HELD_OUT)))
+        train, test = np.flatnonzero(training & ~aside), np.flatnonzero(training & aside)
     else:
-        train, test = training, ~training
-    part = _part(images, labels, np.flatnonzero(train), device)
+        train, test = np.flatnonzero(training), np.flatnonzero(~training)
+    part = _part(images, labels, train, device)
     if name == "omniglot-turns":
         part = Part(
             torch.cat([torch.rot90(part.images, k, (1, 2)) for k in range(4)]),
@@ -98,7 +98,7 @@ def load(name: str, folder: Path, stage: str, device: torch.device) -> Task:
             torch.cat([_warped(part.images, factor) for factor in WARPS]),
             torch.cat([part.labels + k * part.classes for k in range(len(WARPS))]),
         )
-    return Task(name, part, _part(images, labels, np.flatnonzero(test), device), True)
+    return Task(name, part, _part(images, labels, test, device), True)
 
 
 def network(name: str, shape: tuple[int, ...], dim: int, width: int) -> nn.Module:
