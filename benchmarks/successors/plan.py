@@ -49,7 +49,8 @@ def _two(low: float, high: float) -> list[Setting]:
     return _scales({"m": low}, {"m": high})
 
 
-# A low margin, and the paper's. What successors have besides s and m stays at their papers' values.
+# A low margin and the paper's (ExpFace has none at m = 1). What successors have besides s and m stays at their
+# papers' values.
 SETTINGS: dict[str, list[Setting]] = {
     "softmax": _decays(),
     "l-softmax": [
@@ -70,7 +71,7 @@ SETTINGS: dict[str, list[Setting]] = {
     "circle": _scales({"m": 0.25}, {"m": 0.4}, scales=(16.0, 64.0, 256.0)),
     "li-arcface": _two(0.2, 0.45),
     "sphereface-r-v0": _two(1.2, 1.5),
-    "expface": _two(0.35, 0.7),
+    "expface": _two(0.7, 0.85),
     "ldam": _two(0.2, 0.5),
     "arcface-by-counts": _two(0.2, 0.5),
     "balanced-softmax": _decays(),
@@ -122,14 +123,15 @@ class Agenda:
     """What is to be trained next, given what has been."""
 
     def __init__(self, wanted: Sequence[tuple[str, str]], size: Size, results: Sequence[Result]) -> None:
-        self.wanted, self.size = list(wanted), size
         self.done = {Spec(**r["spec"]).key: r for r in results}
         self.taken = set(self.done)
+        self.searches = [_by_key(search(condition, head, size)) for condition, head in wanted]
+        self.finals: dict[int, dict[str, Spec]] = {}  # by the number of the search, once that is over
 
     def next(self) -> Spec | None:
         """The next run, which is then taken; None if there is none before another result is in."""
-        for spec in self._open():
-            self.taken.add(spec.key)
+        for key, spec in self._open():
+            self.taken.add(key)
             return spec
         return None
 
@@ -141,9 +143,13 @@ class Agenda:
         """A run that was begun and will have no result: another may take it."""
         self.taken.discard(spec.key)
 
-    def _open(self) -> Iterator[Spec]:
-        for condition, head in self.wanted:
-            tried = search(condition, head, self.size)
-            yield from (s for s in tried if s.key not in self.taken)
-            if all(s.key in self.done for s in tried):
-                yield from (s for s in finals([self.done[s.key] for s in tried]) if s.key not in self.taken)
+    def _open(self) -> Iterator[tuple[str, Spec]]:
+        for number, tried in enumerate(self.searches):
+            if number not in self.finals and all(key in self.done for key in tried):
+                self.finals[number] = _by_key(finals([self.done[key] for key in tried]))
+            for runs in (tried, self.finals.get(number, {})):
+                yield from ((key, spec) for key, spec in runs.items() if key not in self.taken)
+
+
+def _by_key(specs: Sequence[Spec]) -> dict[str, Spec]:
+    return {spec.key: spec for spec in specs}
