@@ -35,6 +35,7 @@ def main() -> None:
     parser.add_argument("--processes", type=at_least(1), help=f"{SHARED[0]} with MPS, {IN_TURN[0]} without")
     parser.add_argument("--at-once", type=at_least(1), help=f"runs per process: {SHARED[1]}, or {IN_TURN[1]}")
     parser.add_argument("--graphs", action=argparse.BooleanOptionalAction, default=True, help="record the steps")
+    parser.add_argument("--start", choices=("fork", "spawn"), default="fork", help="how processes are made")
     parser.add_argument("--mps", action=argparse.BooleanOptionalAction, default=True, help="where it works")
     parser.add_argument("--device", default="cuda", help="or cpu")
     given = parser.parse_args()
@@ -52,18 +53,26 @@ def main() -> None:
         if given.out.stat().st_size and not given.out.read_bytes().endswith(b"\n"):
             log.write("\n")  # the last line was cut off
         settings = Settings(
-            given.data, given.device, given.processes or usual[0], given.at_once or usual[1], given.graphs
+            given.data,
+            given.device,
+            given.processes or usual[0],
+            given.at_once or usual[1],
+            given.graphs,
+            given.start,
         )
         say(f"MPS: {why_not or 'yes'}; {settings.processes} processes with {settings.at_once} runs each")
         say(f"{len(wanted)} heads under a condition; {len(known)} results are known")
         runs = steps = 0
+        first: tuple[float, int] | None = None  # after the first result: seconds, steps
         left = given.budget_seconds - (time.monotonic() - begun)
         for result in train_all(agenda, settings, seconds=left, say=say):
             log.write(json.dumps(result) + "\n")
             log.flush()
             runs, steps = runs + 1, steps + result["steps"]
             spent = time.monotonic() - begun
-            say(f"{spent:.0f} s, {runs} runs, {1e3 * spent / max(steps, 1):.2f} ms a step: {describe(result)}")
+            first = first or (spent, steps)
+            pace = 1e3 * (spent - first[0]) / max(steps - first[1], 1)
+            say(f"{spent:.0f} s, {runs} runs, {pace:.2f} ms a step: {describe(result)}")
     say(f"{runs} runs, {steps:,} steps in {time.monotonic() - begun:.0f} s")
 
 

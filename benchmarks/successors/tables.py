@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from benchmarks.heads.plan import value
 from benchmarks.heads.tables import table
 from benchmarks.record import in_words
 from benchmarks.successors import plan
@@ -136,7 +137,7 @@ def searches(results: Sequence[Result], condition: str) -> str:
     """What each setting gave on the held-out alphabets, best first."""
     rows = []
     for head in plan.SETTINGS:
-        runs = sorted(of(results, "search", condition, head), key=lambda r: -plan.value(r))
+        runs = sorted(of(results, "search", condition, head), key=lambda r: -value(r))
         if len(runs) == plan.EACH:
             rows.append([head, *(_searched(r) for r in runs)])
     return table(["head", "chosen", *[""] * (plan.EACH - 1)], rows) if rows else ""

@@ -33,6 +33,7 @@ class Settings:
     processes: int
     at_once: int  # runs of a process that take turns
     graphs: bool = True
+    start: str = "fork"  # quick, and sound as long as this process has not touched the GPU; or "spawn"
 
 
 @dataclass
@@ -98,20 +99,21 @@ def train_all(
 
 
 def _start(settings: Settings) -> Worker:
-    """Fork: torch is imported already, and this process has not touched the GPU."""
-    context = multiprocessing.get_context("fork")
+    context: Any = multiprocessing.get_context(settings.start)
     ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, ours, settings, os.getpid()), daemon=True)
+    foreign = ours if settings.start == "fork" else None  # a fork has our end as well
+    process = context.Process(target=_serve, args=(theirs, foreign, settings, os.getpid()), daemon=True)
     process.start()
     theirs.close()
     return Worker(process, ours)
 
 
-def _serve(pipe: Connection, foreign: Connection, settings: Settings, parent: int) -> None:
+def _serve(pipe: Connection, foreign: Connection | None, settings: Settings, parent: int) -> None:
     """Train what comes through the pipe, a few runs in turn, until it is closed."""
     from benchmarks.successors.run import Data, StudyRun
 
-    foreign.close()
+    if foreign is not None:
+        foreign.close()
     torch.set_num_threads(1)
     device = torch.device(settings.device)
     data, versions, active = Data(settings.data, device), environment(settings.device), list[StudyRun]()
