@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.heads.tables import table
+from benchmarks.successors import plan
 from benchmarks.successors.plan import Result
 from benchmarks.successors.tables import STORED, errors, heads_of, of
 
@@ -46,6 +47,7 @@ def main() -> None:
     results = read(given.results)
     for name, text in answers(results).items():
         print(f"{name}\n\n{text}\n")
+    print("\n".join(summary(results)))
     given.page.write_text(with_tables(given.page.read_text(encoding="utf-8"), results), encoding="utf-8")
 
 
@@ -107,6 +109,44 @@ def tail(results: Sequence[Result]) -> str:
         rows.append([head, base, less(results, "tail", head, base), *pairs])
     columns = ["head", "less", "EER", "left-out images of identities with 2–3, both", "of those with 9–19, both"]
     return table(columns, rows)
+
+
+def summary(results: Sequence[Result]) -> list[str]:
+    """What to look at before a sentence is written: the best, what wrong labels cost, settings at the edge."""
+    found = []
+    for condition in plan.CONDITIONS:
+        heads = heads_of(results, condition)
+        later = [head for head in heads if head not in (*plan.ANCHORS, "l-softmax")]
+        for base in ("softmax", "arcface"):
+            words = {head: less(results, condition, head, base) for head in later}
+            below = [head for head, text in words.items() if text.startswith("**−")]
+            above = [head for head, text in words.items() if text.startswith("**+")]
+            found.append(
+                f"{condition}, less {base}: of {len(later)} successors {len(below)} below ({', '.join(below)}), "
+                f"{len(above)} above ({', '.join(above)})"
+            )
+        means = [f"{head} {statistics.fmean(errors(results, condition, head)):.2f}" for head in heads]
+        found.append(f"{condition}, by EER: {', '.join(means)}")
+        edges = [head for head in heads if at_edge(results, condition, head)]
+        found.append(f"{condition}, chosen at the lowest or the highest scale or weight decay: {', '.join(edges)}")
+    both = [head for head in heads_of(results, "noise40") if head in heads_of(results, "clean")]
+    cost = {
+        head: statistics.fmean(errors(results, "noise40", head)) - statistics.fmean(errors(results, "clean", head))
+        for head in both
+    }
+    words = {head: f"{head} +{cost[head]:.2f}" for head in sorted(both, key=lambda head: cost[head])}
+    return [*found, f"40 % less 0 %: {', '.join(words.values())}"]
+
+
+def at_edge(results: Sequence[Result], condition: str, head: str) -> bool:
+    """Whether the chosen scale, or weight decay, is the lowest or the highest of those searched."""
+    chosen = of(results, "final", condition, head)[0]["spec"]
+    searched = [r["spec"] for r in of(results, "search", condition, head)]
+    for value in (lambda s: s["set"].get("scale"), lambda s: s["weight_decay"]):
+        tried = {value(s) for s in searched}
+        if len(tried) > 1 and value(chosen) in (min(tried), max(tried)):
+            return True
+    return False
 
 
 def less(results: Sequence[Result], condition: str, head: str, base: str) -> str:

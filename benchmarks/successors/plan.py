@@ -40,7 +40,7 @@ def _decays(rates: Sequence[float] = (RATE, 2 * RATE), **numbers: float) -> list
     return [{"set": dict(numbers), "weight_decay": d, "lr": r} for r in rates for d in (0.5, 3.0, 6.0)]
 
 
-def _scales(*margins: dict[str, float], scales: Sequence[float] = (8.0, 16.0, 32.0)) -> list[Setting]:
+def _scales(*margins: dict[str, float], scales: Sequence[float] = (6.0, 12.0, 24.0)) -> list[Setting]:
     """For heads with a scale and a margin: three of the one, two of the other."""
     return [{"set": {"scale": s, **margin}} for s in scales for margin in margins]
 
@@ -56,7 +56,7 @@ SETTINGS: dict[str, list[Setting]] = {
     "l-softmax": [
         {"set": {"m": 4.0}, "lam_floor": floor, "weight_decay": d} for floor in (1.0, 5.0, 20.0) for d in (0.5, 3.0)
     ],
-    "normface": [{"set": {"scale": s, "learn_scale": False}} for s in (4.0, 6.0, 8.0, 12.0, 16.0, 32.0)],
+    "normface": [{"set": {"scale": s, "learn_scale": False}} for s in (4.0, 6.0, 8.0, 12.0, 16.0, 24.0)],
     "cosface": _two(0.1, 0.35),
     "arcface": _two(0.2, 0.5),
     "subcenter-arcface": _two(0.2, 0.5),

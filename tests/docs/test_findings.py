@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,11 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.heads import plan, tables  # noqa: E402  # benchmarks is not installed
+from benchmarks.successors import findings  # noqa: E402
+from benchmarks.successors import tables as successors_tables  # noqa: E402
+from benchmarks.successors.__main__ import read  # noqa: E402
+from benchmarks.successors.plan import CONDITIONS  # noqa: E402
+from benchmarks.successors.tables import heads_of  # noqa: E402
 
 STORED = ROOT / "benchmarks" / "results" / "heads.jsonl"
 RESULTS = [json.loads(line) for line in STORED.read_text(encoding="utf-8").splitlines()]
@@ -55,3 +61,42 @@ def test_the_advice_holds(task, head):
     advised = error("advised", task, head)
     assert advised <= error("final", task, head) + searched
     assert advised <= error("paper", task, head) + papers
+
+
+# What came after ArcFace: a study of its own.
+
+LATER = ROOT / "benchmarks" / "results" / "successors.jsonl"
+LATER_RESULTS = read(LATER)
+stored = pytest.mark.skipif(not LATER_RESULTS, reason="the study of the successors is not stored")
+PAGE = (ROOT / "docs" / "findings.md").read_text(encoding="utf-8")
+
+
+@stored
+def test_tables_of_the_successors_are_those_of_their_results():
+    assert LATER.with_suffix(".md").read_text(encoding="utf-8") == successors_tables.document(LATER_RESULTS)
+    assert findings.with_tables(PAGE, LATER_RESULTS) == PAGE, "run python -m benchmarks.successors.findings"
+    assert all(findings.markers(name)[0] in PAGE for name in findings.answers(LATER_RESULTS))
+
+
+@stored
+def test_every_successor_had_the_same_search_and_three_seeds():
+    searched = Counter((s["condition"], s["head"]) for r in LATER_RESULTS if (s := r["spec"])["study"] == "search")
+    final = Counter((s["condition"], s["head"]) for r in LATER_RESULTS if (s := r["spec"])["study"] == "final")
+    assert all(
+        final[c, head] == 3 and searched[c, head] == 6 for c in CONDITIONS for head in heads_of(LATER_RESULTS, c)
+    )
+    sizes = {tuple(r["spec"][name] for name in ("width", "batch", "dim")) for r in LATER_RESULTS}
+    epochs = {(r["spec"]["condition"], r["spec"]["epochs"]) for r in LATER_RESULTS}
+    assert len(sizes) == 1
+    assert len(epochs) == len({condition for condition, _ in epochs})
+
+
+@stored
+def test_numbers_quoted_of_the_successors_stand_in_their_tables():
+    begin = PAGE.index("\n## After ArcFace")
+    section = PAGE[begin : PAGE.index("\n## ", begin + 1)]
+    known = successors_tables.document(LATER_RESULTS) + "".join(findings.answers(LATER_RESULTS).values())
+    earlier = STORED.with_suffix(".md").read_text(encoding="utf-8")
+    assert findings.decimals(section)
+    assert findings.decimals(section) <= findings.decimals(known) | findings.decimals(earlier)
+    assert "⟨" not in section  # what was to be filled in
