@@ -142,11 +142,9 @@ def at_edge(results: Sequence[Result], condition: str, head: str) -> bool:
     """Whether the chosen scale, or weight decay, is the lowest or the highest of those searched."""
     chosen = of(results, "final", condition, head)[0]["spec"]
     searched = [r["spec"] for r in of(results, "search", condition, head)]
-    for value in (lambda s: s["set"].get("scale"), lambda s: s["weight_decay"]):
-        tried = {value(s) for s in searched}
-        if len(tried) > 1 and value(chosen) in (min(tried), max(tried)):
-            return True
-    return False
+    scales = chosen["set"].get("scale"), {s["set"].get("scale") for s in searched}
+    decays = chosen["weight_decay"], {s["weight_decay"] for s in searched}
+    return any(len(tried) > 1 and mine in (min(tried), max(tried)) for mine, tried in (scales, decays))
 
 
 def less(results: Sequence[Result], condition: str, head: str, base: str) -> str:

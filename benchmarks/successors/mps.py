@@ -9,8 +9,10 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 CONTROL = "nvidia-cuda-mps-control"
+FOLDER = Path(tempfile.gettempdir()) / "hypermargin-mps"
 NAMES = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
 # The first calls of any CUDA program, without torch, which takes long to import. Each returns 0 where it works.
 TRY = """
@@ -31,29 +33,31 @@ def mps(wanted: bool) -> Iterator[str]:
     if shutil.which(CONTROL) is None:
         yield f"{CONTROL} is not there"
         return
-    with tempfile.TemporaryDirectory(prefix="mps") as folder:
-        os.environ.update(dict.fromkeys(NAMES, folder))
-        why = _begin()
-        if why:
+    FOLDER.mkdir(exist_ok=True)
+    os.environ.update(dict.fromkeys(NAMES, str(FOLDER)))
+    _quit()  # one that a call which was killed has left behind
+    why = _begin()
+    if why:
+        _quit()
+        _forget()
+    try:
+        yield why
+    finally:
+        if not why:
+            _quit()
             _forget()
-        try:
-            yield why
-        finally:
-            if not why:
-                _quit()
-                _forget()
 
 
 def _begin() -> str:
     """Start the daemon and see whether a process can compute with it; return why not, or ""."""
     try:
-        subprocess.run([CONTROL, "-d"], check=True, timeout=15, capture_output=True)
+        nothing = subprocess.DEVNULL  # no pipes: the daemon would hold on to them
+        subprocess.run([CONTROL, "-d"], check=True, timeout=15, stdin=nothing, stdout=nothing, stderr=nothing)
     except (subprocess.SubprocessError, OSError) as error:
         return f"it did not start: {error}"
     try:
         subprocess.run([sys.executable, "-c", TRY], check=True, timeout=45, capture_output=True)
     except (subprocess.SubprocessError, OSError) as error:
-        _quit()
         return f"a process could not use it: {error}"
     return ""
 

@@ -329,6 +329,7 @@ def test_without_mps_it_says_why_and_leaves_the_environment(tmp_path, monkeypatc
     with mps.mps(False) as why:
         assert why == "not asked for"
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(mps, "FOLDER", tmp_path / "pipes")
     with mps.mps(True) as why:
         assert why == "nvidia-cuda-mps-control is not there"
     control = tmp_path / mps.CONTROL
