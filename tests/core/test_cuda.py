@@ -232,16 +232,22 @@ def test_optimisers_for_many_classes():
     """FusedSGD equals SGD, both kinds for sampled classes learn, and all resume to the bit; said what each does."""
     base = {"dim": 16, "epochs": 6, "batch": 40, "tensorboard": False, "augment": "flip", "ema": 0.5, "clip": 0.0}
     base |= {"device": "cuda", "deterministic": True, "checkpoint": 3}
-    heads = {}
-    for name, settings in {
-        "sgd": {"optimizer": "sgd", "lr": 0.05},
-        "fused": {"optimizer": "sgd", "lr": 0.05, "head_optimizer": "fused-sgd"},
-        "fused beside adamw": {"lr": 0.01, "head_optimizer": "fused-sgd", "precision": "bfloat16", "clip": 5.0},
-        "sampled adamw": {"lr": 0.01, "sample_rate": 0.5, "clip": 5.0, "accumulate": 2},
-        "sampled sgd": {"optimizer": "sgd", "lr": 0.05, "sample_rate": 0.5, "precision": "bfloat16"},
-    }.items():
-        heads[name] = resumed_to_the_bit(Config(**{**base, **settings})).weight
-    assert relative(heads["fused"], heads["sgd"]) < 0.02
+    sgd = {"optimizer": "sgd", "lr": 0.05}
+    fused = {**sgd, "head_optimizer": "fused-sgd"}
+    for settings in (
+        sgd,
+        fused,
+        {"lr": 0.01, "head_optimizer": "fused-sgd", "precision": "bfloat16", "clip": 5.0},
+        {"lr": 0.01, "sample_rate": 0.5, "clip": 5.0, "accumulate": 2},
+        {**sgd, "sample_rate": 0.5, "precision": "bfloat16"},
+    ):
+        resumed_to_the_bit(Config(**{**base, **settings}))
+    weights = []  # of one epoch: after six, another order of summation alone makes 2 %
+    for settings in (sgd, fused):
+        with tempfile.TemporaryDirectory() as folder:
+            train(Config(**{**base, **settings, "epochs": 1}), folder, data=blobs(), quiet=True)
+            weights.append(hm.load(folder, "last").head.weight)
+    assert relative(weights[1], weights[0]) < 5e-3
 
 
 # Evaluation
