@@ -233,6 +233,33 @@ def every_slot(ranks):
     assert means[0] != 0
 
 
+@case(1, 3)
+def pairs_of_all_ranks(ranks):
+    """Rows of all ranks against those of all, each rank with its own pairs."""
+    a, b = numbers(4 * ranks.world, D, seed=8), numbers(4 * ranks.world, D, seed=9)
+    own = ranks.rows([4] * ranks.world)
+    for reduction, average in itertools.product(("mean", "sum", "none"), (True, False)):
+        one = [t.clone().requires_grad_() for t in (a, b, torch.tensor(8.0, dtype=torch.float64))]
+        many = [t.detach().clone().requires_grad_() for t in (a[own], b[own], one[2])]
+        whole = hm.contrastive(*one, CosFace(0.1), reduction=reduction)
+        part = hm.contrastive(*many, CosFace(0.1), reduction=reduction, shard=hm.Shard(ranks.group, average))
+        close(part, whole[own] if reduction == "none" else whole, "loss")
+        whole.sum().backward()
+        part.sum().backward()
+        factor = ranks.world if average else 1
+        for mine, all_of_it in zip(many[:2], one[:2], strict=True):
+            close(mine.grad, factor * all_of_it.grad[own], "gradient of a side")
+        close(many[2].grad, one[2].grad, "ds")
+    if ranks.world > 1:
+        odd = a[: 2 + (ranks.rank == 1)]
+        said = ""
+        try:
+            hm.contrastive(odd, odd, 8.0, shard=hm.Shard(ranks.group))
+        except ValueError as error:
+            said = str(error)
+        assert "3 rows on each rank on ranks [1]" in said, said
+
+
 @case(*EVERY)
 def any_number_of_rows(ranks):
     for sizes in ((2, 2, 2, 2), (0, 3, 1, 2), (1, 0, 0, 0), (0, 0, 0, 0), (5, 1, 0, 7)):
