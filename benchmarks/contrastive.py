@@ -110,7 +110,7 @@ def as_markdown(result: dict[str, Any]) -> str:
             cells.append(
                 "out of memory"
                 if seen is None
-                else f"{1e3 * seen['min']:,.3g} ({1e3 * seen['median']:,.3g}) ms, {seen['bytes'] / 1e6:,.0f} MB"
+                else f"{1e3 * seen['min']:,.0f} ({1e3 * seen['median']:,.0f}) ms, {seen['bytes'] / 1e6:,.0f} MB"
             )
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join([*lines, "", in_words(result["environment"]), ""])

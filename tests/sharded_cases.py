@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import hypermargin as hm
-from hypermargin import margins, rules, schedule
+from hypermargin import margins, rules, schedule, terms
 from hypermargin.backends import Chunked
 from hypermargin.margins import AdaFace, ArcFace, Combined, CosFace, NoMargin, SphereFace, SphereFace2
 from hypermargin.parallel import messages as collective
@@ -211,6 +211,7 @@ def every_slot(ranks):
         (CosFace(), {"centers": 2, "rule": MVSoftmax(), "class_margins": [0.1, 0.2, 0.3, 0.4, 0.3, 0.2, 0.1]}),
         (ArcFace(), {"class_offsets": [0.0, -1.0, 2.0, 0.5, 0.0, 1.0, -3.0], "bias": "shared"}),
         (CosFace(), {"row_terms": [RingLoss(0.5, 2.0)]}),
+        (CosFace(), {"row_terms": [terms.CenterLoss(D, 7, 0.5), terms.CRFIQA(D)], "steps": 3}),
     ]
     for (margin, options), backend in itertools.product(fillings, ("dense", Chunked(chunk=2))):
         agree(ranks, margin, ignore=(1,), backend=backend, **({"scale": 8.0} | options))

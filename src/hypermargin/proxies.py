@@ -52,7 +52,9 @@ def proxy_anchor(
 
 
 class ProxyAnchor(nn.Module):
-    """`proxy_anchor` with its weight, one proxy per class: module(features, labels) → loss, module(features) → cosines.
+    """`proxy_anchor` with its weight, one proxy per class.
+
+        module(features, labels) → loss          module(features) → cosines to all proxies
 
     It is no `MarginHead`: nothing of the heads' margins, rules and ranks applies to sums over the rows.
     """

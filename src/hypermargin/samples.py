@@ -43,8 +43,8 @@ def contrastive(
     - a, b (N, d): such as images and their texts. Both get a gradient.
     - scale: s > 0, a number or a tensor holding one; CLIP learns its logarithm, `log_s.exp()`
     - margin: one of `hypermargin.margins`, none unless given
-    - shard: with `Shard()` the rows of all ranks are compared with those of all, without gathering b. Every rank has
-      the same number of rows; "mean" and "sum" are over all of them, and "none" gives this rank's.
+    - shard: with `Shard()` the rows of all ranks are compared with those of all, without gathering b. Every rank
+      has the same number of rows; "mean" and "sum" are over all of them, and "none" gives this rank's.
     - the rest as in `margin_softmax`
 
     Radford et al. 2021 (arXiv:2103.00020).
@@ -60,7 +60,7 @@ def contrastive(
     labels = torch.arange(start, start + N, device=a.device)
 
     def one_way(of: Tensor, to: Tensor) -> Tensor:
-        # Shard multiplies the gradients of rows by the number of ranks, where DDP divides, and not those of classes.
+        # Shard multiplies the gradients of rows by the number of ranks, for DDP divides them; those of classes not.
         to = to if factor == 1 else to + (factor - 1) * (to - to.detach())
         return margin_softmax(
             of, to, labels, NoMargin() if margin is None else margin, scale=scale, gradient=gradient,
@@ -106,7 +106,7 @@ def supervised_contrastive(
     )  # fmt: skip
     with full_precision(features):
         x = unit(widen(features, wide_dtype(features)))
-        _, group = labels.unique(return_inverse=True)
+        group = torch.unique(labels, return_inverse=True)[1]
         sums = torch.zeros_like(x).index_add(0, group, x)
         others = torch.zeros_like(group).index_add(0, group, torch.ones_like(group))[group] - 1
         positives = scale * torch.linalg.vecdot(x, sums[group] - x) / others.clamp(min=1)
