@@ -93,8 +93,8 @@ class MagFaceTerm(nn.Module):
 class CenterLoss(nn.Module):
     """(weight/2)·|x − c_y|²: draws features, with their lengths, to a center of their class.
 
-    Wen et al. 2016 (ECCV). The centers are in state_dict, begin at 0, and are moved after each training step by the paper's rule, with n_j
-    the rows of class j in the batch:
+    Wen et al. 2016 (ECCV). The centers are in state_dict, begin at 0, and are moved after each training step by the
+    paper's rule, with n_j the rows of class j in the batch:
 
         c_j ← c_j + rate·Σ_{i: y_i = j} (x_i − c_j)/(1 + n_j)
 
