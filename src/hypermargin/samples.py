@@ -82,7 +82,7 @@ def supervised_contrastive(
     """Return the supervised contrastive loss, L_i = log Σ_{k≠i} exp z_ik − mean of z_ip over the row's positives.
 
     z_ik = s·cos(x_i, x_k); the positives of a row are the other rows with its label. Rows without any are rivals of
-    the others, have no loss of their own, and do not count in the mean.
+    the others, have no loss of their own, and do not count in the mean (in the paper's code they count as 0).
 
     - features (N, d): the views of a sample are rows with one label. Every row gets a gradient from both sides.
     - labels (N,): integers, any

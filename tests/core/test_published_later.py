@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from hypermargin import create_head
 from hypermargin.recipes import FAMILY
+from hypermargin.terms import CRFIQA
 
 # Angles between a feature and its class: past π − m from 2.75 on, easy margins change at π/2. Lengths on both sides
 # of MagFace's 10 and 110 and of AdaFace's 100. Rivals lie on both sides of every threshold.
@@ -517,6 +518,36 @@ def test_sub_centers_count_every_center_of_another_class_where_theirs_counts_the
     assert (losses > theirs).all()
     assert (losses < theirs + math.log(3)).all()
     assert (losses - theirs).max() > 1e-3  # no word makes them the same
+
+
+def test_cr_fiqas_code_is_reproduced_with_its_layer():
+    """fdbtrs/CR-FIQA a8f98da: losses.py, and its training script's 10·SmoothL1(β = 0.5) by row."""
+    term = CRFIQA(D, published="code")
+    head = create_head("arcface", D, C, beyond="none", row_terms=[term], reduction="none", dtype=torch.float64)
+    x, W = batch()
+    x, head = x.requires_grad_(), head.double()
+    with torch.no_grad():
+        head.weight.copy_(W)
+        term.layer.weight.copy_(0.05 * torch.cos(torch.arange(D, dtype=torch.float64)))
+        term.layer.bias.fill_(0.1)
+    losses = head(x, LABELS)
+    losses.sum().backward()
+    layer = torch.cat((term.layer.weight.grad[0], term.layer.bias.grad))
+    found = (losses.detach(), row_sums(x.grad), row_sums(head.weight.grad), layer)
+    for ours, theirs in zip(found, CR_FIQA, strict=True):
+        close(ours, theirs, 1e-10)
+
+
+CR_FIQA = (
+    (27.72668770106, 28.25278167402, 53.65671467672, 80.65998096287, 69.22766762182, 102.2975999517,
+     158.0279963199, 126.0498468755),
+    (0.7757161893452, -0.6998273727329, -1.492279232918, 1.744289882043, -2.011850506583, 0.4579887753478,
+     -1.50240215112, -4.188157120618),
+    (22.33760443051, -3.431780144585, 24.95462739855, -36.81899710723, 7.633145300719, -4.356106214824,
+     14.62319988497, 0.4944656519281, 3.699963005598),
+    (1229.790043246, 1788.75952237, -309.9067230056, 236.9474645069, -1518.04899601, -587.5658950962,
+     12.43762649079),
+)  # fmt: skip
 
 
 def test_every_head_after_arcface_is_pinned():

@@ -98,6 +98,16 @@ def test_supervised_contrastive_is_its_formula(backend):
         agree(hm.supervised_contrastive(x, y, s, reduction=reduction, backend=backend), theirs, x, s)
 
 
+def test_supervised_contrastive_as_published():
+    """HobbitLong/SupContrast 66a8fe5, executed outside in float64 on these inputs, two views of four samples."""
+    x = torch.cos(0.3 * torch.arange(40, dtype=torch.float64) ** 2).view(8, 5).requires_grad_()
+    loss = hm.supervised_contrastive(x, torch.tensor([0, 1, 0, 2, 0, 1, 0, 2]), 10.0)
+    loss.backward()
+    found = torch.stack((loss.detach(), x.grad.norm(), x.grad[2, 1]))
+    theirs = torch.tensor([6.22619006451, 5.506178645436, 0.1213459932675], dtype=torch.float64)
+    torch.testing.assert_close(found, theirs, rtol=1e-10, atol=1e-10)
+
+
 @pytest.mark.parametrize("labels", [[], [4], [4, 5], [1, 2, 3, 4]])
 def test_without_positives_the_loss_is_zero(labels):
     x = drawn(len(labels), 3).requires_grad_()
