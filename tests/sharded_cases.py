@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import hypermargin as hm
-from hypermargin import margins, rules, schedule
+from hypermargin import margins, rules, schedule, terms
 from hypermargin.backends import Chunked
 from hypermargin.margins import AdaFace, ArcFace, Combined, CosFace, NoMargin, SphereFace, SphereFace2
 from hypermargin.parallel import messages as collective
@@ -211,6 +211,7 @@ def every_slot(ranks):
         (CosFace(), {"centers": 2, "rule": MVSoftmax(), "class_margins": [0.1, 0.2, 0.3, 0.4, 0.3, 0.2, 0.1]}),
         (ArcFace(), {"class_offsets": [0.0, -1.0, 2.0, 0.5, 0.0, 1.0, -3.0], "bias": "shared"}),
         (CosFace(), {"row_terms": [RingLoss(0.5, 2.0)]}),
+        (CosFace(), {"row_terms": [terms.CenterLoss(D, 7, 0.5), terms.CRFIQA(D)], "steps": 3}),
     ]
     for (margin, options), backend in itertools.product(fillings, ("dense", Chunked(chunk=2))):
         agree(ranks, margin, ignore=(1,), backend=backend, **({"scale": 8.0} | options))
@@ -231,6 +232,33 @@ def every_slot(ranks):
     dist.all_gather(means, many.rule_state.t.float(), group=ranks.group)
     assert all(torch.equal(each, means[0]) for each in means), "every rank has the same t"
     assert means[0] != 0
+
+
+@case(1, 3)
+def pairs_of_all_ranks(ranks):
+    """Rows of all ranks against those of all, each rank with its own pairs."""
+    a, b = numbers(4 * ranks.world, D, seed=8), numbers(4 * ranks.world, D, seed=9)
+    own = ranks.rows([4] * ranks.world)
+    for reduction, average in itertools.product(("mean", "sum", "none"), (True, False)):
+        one = [t.clone().requires_grad_() for t in (a, b, torch.tensor(8.0, dtype=torch.float64))]
+        many = [t.detach().clone().requires_grad_() for t in (a[own], b[own], one[2])]
+        whole = hm.contrastive(*one, CosFace(0.1), reduction=reduction)
+        part = hm.contrastive(*many, CosFace(0.1), reduction=reduction, shard=hm.Shard(ranks.group, average))
+        close(part, whole[own] if reduction == "none" else whole, "loss")
+        whole.sum().backward()
+        part.sum().backward()
+        factor = ranks.world if average else 1
+        for mine, all_of_it in zip(many[:2], one[:2], strict=True):
+            close(mine.grad, factor * all_of_it.grad[own], "gradient of a side")
+        close(many[2].grad, one[2].grad, "ds")
+    if ranks.world > 1:
+        odd = a[: 2 + (ranks.rank == 1)]
+        said = ""
+        try:
+            hm.contrastive(odd, odd, 8.0, shard=hm.Shard(ranks.group))
+        except ValueError as error:
+            said = str(error)
+        assert "3 rows on each rank on ranks [1]" in said, said
 
 
 @case(*EVERY)

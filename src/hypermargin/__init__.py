@@ -32,6 +32,8 @@ if TYPE_CHECKING:  # the same names as in _LATER, for editors and type checkers
         training,
     )
     from hypermargin.estimator import MarginSoftmaxClassifier
+    from hypermargin.proxies import ProxyAnchor, proxy_anchor
+    from hypermargin.samples import contrastive, supervised_contrastive
     from hypermargin.training import load
 
 __all__ = [
@@ -40,12 +42,14 @@ __all__ = [
     "MarginHead",
     "MarginSoftmaxClassifier",
     "PartialFC",
+    "ProxyAnchor",
     "SampledAdamW",
     "SampledSGD",
     "Shard",
     "advise",
     "backends",
     "compare",
+    "contrastive",
     "create_head",
     "data",
     "deploy",
@@ -61,20 +65,24 @@ __all__ = [
     "margins",
     "parallel",
     "plots",
+    "proxy_anchor",
     "register_backend",
     "rules",
     "schedule",
+    "supervised_contrastive",
     "terms",
     "testing",
     "training",
 ]
 
 # What is imported on first use: packages by their own name, and the functions and classes that some of them lend.
-# hinge and testing are core, but no loss needs them.
+# hinge, testing, proxies and samples are core, but no head needs them.
 _PACKAGES = ("advise", "compare", "data", "deploy", "estimator", "evaluate", "heads", "plots", "training")
 _LATER = {
     **dict.fromkeys((*_PACKAGES, "hinge", "testing"), ""),
     "MarginSoftmaxClassifier": "estimator",
+    **dict.fromkeys(("ProxyAnchor", "proxy_anchor"), "proxies"),
+    **dict.fromkeys(("contrastive", "supervised_contrastive"), "samples"),
     "load": "training",
 }
 

@@ -12,11 +12,21 @@ from torch import Tensor
 from hypermargin import checks
 
 
-def number(default: float, low: float, high: float = math.inf, *, open_low: bool = False, help: str) -> Any:
-    """Return a dataclass field for a number in [low, high), or (low, high) with `open_low`, and its explanation."""
-    return dataclasses.field(
-        default=default, metadata={"low": low, "high": high, "open_low": open_low, "help": help}
-    )
+def number(
+    default: float,
+    low: float,
+    high: float = math.inf,
+    *,
+    open_low: bool = False,
+    closed_high: bool = False,
+    help: str,
+) -> Any:
+    """Return a dataclass field for a number in [low, high), and its explanation.
+
+    `open_low` leaves out the lower end, `closed_high` lets in the upper one.
+    """
+    ends = {"low": low, "high": high, "open_low": open_low, "closed_high": closed_high}
+    return dataclasses.field(default=default, metadata=ends | {"help": help})
 
 
 def choice(default: str, choices: tuple[str, ...], *, help: str) -> Any:
@@ -46,7 +56,8 @@ def check_fields(made: Any, tensors_go: str = "") -> None:
 
 
 def _check_number(where: str, value: object, meta: Mapping[str, Any], tensors_go: str) -> None:
-    interval = f"{'(' if meta['open_low'] else '['}{meta['low']:g}, {meta['high']:.6g})"
+    ends = "(" if meta["open_low"] else "[", "]" if meta["closed_high"] else ")"
+    interval = f"{ends[0]}{meta['low']:g}, {meta['high']:.6g}{ends[1]}"
     if isinstance(value, Tensor):
         raise TypeError(f"{where} must be a plain number; got a tensor.{tensors_go and ' ' + tensors_go}")
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -54,7 +65,8 @@ def _check_number(where: str, value: object, meta: Mapping[str, Any], tensors_go
             f"{where} must be a number in {interval}; got {checks.shown(value)} ({type(value).__name__})."
         )
     above = value > meta["low"] if meta["open_low"] else value >= meta["low"]
-    if above and value < meta["high"] and value <= checks.LARGEST:
+    below = value <= meta["high"] if meta["closed_high"] else value < meta["high"]
+    if above and below and value <= checks.LARGEST:
         return
     hint = meta["help"]
     if meta["high"] == math.pi and math.pi < value < 180:

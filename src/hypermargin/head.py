@@ -144,7 +144,8 @@ class MarginHead(nn.Module):
             self._hold("offsets", self._own(checks.class_offsets(class_offsets, classes)), device)
         self.row_margin, self.rule_state = margin.row_margin().to(device), rule.state().to(device)
         own_term = margin.row_term()
-        self.row_terms = nn.ModuleList([*checked_terms(row_terms), *([own_term] if own_term else [])]).to(device)
+        terms = [*checked_terms(row_terms, dim, classes), *([own_term] if own_term else [])]
+        self.row_terms = nn.ModuleList(terms).to(device)
         self.schedules = nn.ModuleList(checked_schedules(schedule, unit_weight)).to(device)
         self._reset_own()
 
@@ -293,6 +294,9 @@ class MarginHead(nn.Module):
             self.scale.copy_(scale)
         self.row_margin.advance()
         self.rule_state.advance()
+        for term in self.row_terms:
+            if hasattr(term, "advance"):
+                cast("Any", term).advance()
         for schedule in cast("list[Schedule]", self.schedules):
             if not schedule.driven:
                 schedule.advance()

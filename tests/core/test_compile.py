@@ -14,7 +14,7 @@ from hypermargin.backends import Chunked
 from hypermargin.margins import ArcFace, SphereFace
 from hypermargin.recipes import FAMILY
 from hypermargin.rules import SOFTMAX
-from hypermargin.terms import RingLoss
+from hypermargin.terms import CRFIQA, CenterLoss, RingLoss
 
 WAIT = timedelta(seconds=120)
 SETTINGS = [(name, {}) for name in HEADS if name != "sphereface"] + STATEFUL
@@ -79,6 +79,8 @@ SLOTS = [
     {"margin": margins.SphereFace2(), "rule": rules.SphereFace2(), "bias": "shared"},
     {"margin": margins.AdaFace(momentum=0.3), "class_offsets": [0.0, 1.0, 0.0, 2.0, 0.0]},
     {"row_terms": [RingLoss()], "centers": 2},
+    {"row_terms": [CenterLoss(8, 5), CRFIQA(8)]},
+    {"rule": rules.MVSoftmax(compared="bare")},
 ]
 
 

@@ -384,6 +384,9 @@ def test_every_rule_keeps_the_laws():
     for name in rules.names():
         hm.testing.check_rule(rules.get(name)())
     hm.testing.check_rule(rules.SphereFaceR(derivative="straight"))
+    hm.testing.check_rule(rules.SphereFace2(derivative="straight"))
+    hm.testing.check_rule(rules.SphereFace2(variant="A", derivative="straight"))
+    hm.testing.check_rule(rules.MVSoftmax(compared="bare"))
     hm.testing.check_backend(Chunked(chunk=4))
 
 

@@ -15,10 +15,11 @@ from hypermargin.counts import margins_from_counts, offsets_from_counts
 from hypermargin.data import from_arrays
 from hypermargin.deploy import export
 from hypermargin.margins import AdaFace, ArcFace, MagFace
-from hypermargin.training import Config, load, train, watch
+from hypermargin.training import Config, job, load, train, watch
 from hypermargin.training.build import build_head, resolve_head
 from hypermargin.training.evaluation import lengths_against_angles, open_parts
 from hypermargin.training.loop import Trainer
+from hypermargin.training.quality import are_images, measure
 from hypermargin.training.start import start_head_from
 
 QUICK = {
@@ -263,3 +264,63 @@ def test_fine_tuning_with_a_large_margin(tmp_path):
         Config(init_head=True)
     with pytest.raises(ValueError, match="trained on other classes"):
         start_head_from(new.head, first, ("a", "b"))
+
+
+def test_sharpness_and_contrast_by_hand():
+    flat = torch.full((1, 5, 5), 128, dtype=torch.uint8)
+    checks = (torch.arange(25).view(1, 5, 5) % 2 * 255).to(torch.uint8)
+    found = measure(torch.cat((flat, checks)))
+    assert found[0].tolist() == [0, 0]
+    # A checkerboard's Laplacian is ±4 inside, five of one sign and four of the other; it holds 12 ones in 25.
+    assert found[1, 0] == pytest.approx(16 * (1 - (1 / 9) ** 2))
+    assert found[1, 1] == pytest.approx((12 / 25 * 13 / 25) ** 0.5)
+    in_color = checks.unsqueeze(-1).expand(-1, -1, -1, 3)
+    torch.testing.assert_close(measure(in_color)[0], found[1])
+    assert are_images(checks)
+    assert not are_images(checks.float())
+    assert not are_images(checks[:, :2])
+    assert not are_images(checks.flatten(1))
+
+
+def test_lengths_against_what_images_show(tmp_path, run):
+    """Images that differ in contrast; the correlation is that of the ranks."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(80) % 4
+    faint = rng.uniform(0.1, 1.0, 80)[:, None, None]
+    images = 128 + faint * (rng.normal(size=(4, 6, 6))[labels] * 30 + rng.normal(size=(80, 6, 6)) * 5)
+    data = tmp_path / "images.npz"
+    np.savez(data, images=images.clip(0, 255).astype(np.uint8), labels=labels)
+    folder = tmp_path / "run"
+    train(Config(**QUICK, data=str(data), head="adaface"), folder, quiet=True)
+    parts = open_parts(folder, load(folder))
+    found = lengths_against_angles(parts)
+    norms, seen = parts.features("train")[0].norm(dim=1), parts.images("train")["contrast"]
+    ranks = [t.argsort().argsort().double() for t in (norms, seen)]
+    assert found.images["contrast"] == pytest.approx(float(torch.corrcoef(torch.stack(ranks))[0, 1]), abs=0.02)
+    code, out, _ = run("evaluate", folder)
+    assert code == 0
+    assert "rank correlation with the image's sharpness" in out
+    written = json.loads((folder / "evaluation" / "evaluation.json").read_text())["length_angle"]
+    assert set(written["images"]["train"]) == {"sharpness", "contrast"}
+    assert any(part != "train" for part in written["images"])
+
+    against = {"sharpness": -0.3, "contrast": 0.2}
+    assert watch.doubt_of_images(AdaFace(), against) == (
+        "AdaFace takes long features for good images, and here they go with less sharpness (-0.30)."
+    )
+    assert "sharpness (-0.30) and contrast (-0.20)" in watch.doubt_of_images(
+        MagFace(), against | {"contrast": -0.2}
+    )
+    assert watch.doubt_of_images(AdaFace(), {"sharpness": -0.05}) is None
+    assert watch.doubt_of_images(AdaFace(h=0.0), against) is None
+    assert watch.doubt_of_images(ArcFace(), against) is None
+    assert watch.doubt_of_images(AdaFace(), {}) is None
+
+
+@pytest.mark.parametrize(("head", "warned"), [("adaface", True), ("arcface", False)])
+def test_train_warns_where_long_features_are_those_of_poor_images(tmp_path, monkeypatch, capsys, head, warned):
+    monkeypatch.setattr(job, "lengths_against_images", lambda parts, part: {"sharpness": -0.4, "contrast": 0.1})
+    train(Config(**QUICK, head=head), tmp_path / "run", data=uneven())
+    said = " ".join("".join(capsys.readouterr()).split())
+    assert ("AdaFace takes long features for good images, and here they go with less sharpness" in said) == warned
+    assert (tmp_path / "run" / "thresholds.json").exists()

@@ -25,6 +25,7 @@ from hypermargin.training.evaluation import (
     features_of,
     kept_promises,
     lengths_against_angles,
+    lengths_against_images,
     margin_of,
     prototypes,
     score_pairs,
@@ -65,7 +66,7 @@ class Findings:
                 raise ValueError(f"the {part} part: {error}") from None
             say(f"the {part} part has no pairs to compare: {error}")
         if len(parts.split.train):
-            self._add_lengths(parts)
+            self._add_lengths(parts, part)
         try:
             self._add_training(parts)
         except ValueError as error:
@@ -84,14 +85,24 @@ class Findings:
         ]
         self.sections.append(Section("classification", (), lines))
 
-    def _add_lengths(self, parts: Parts) -> None:
-        """Add whether longer features lie closer to their class, and a warning where a margin supposes it."""
+    def _add_lengths(self, parts: Parts, part: str) -> None:
+        """Add whether longer features lie closer to their class, and a warning where a margin supposes it.
+
+        Of images also whether they are the sharper ones, which this part says without having been trained on.
+        """
         found = lengths_against_angles(parts)
-        self.document["length_angle"] = dataclasses.asdict(found)
+        elsewhere = found.images if part == "train" else lengths_against_images(parts, part)
+        self.document["length_angle"] = dataclasses.asdict(found) | {
+            "images": {"train": found.images, part: elsewhere}
+        }
         closer = "longer features lie closer" if found.angle < 0 else "longer features do not lie closer"
         line = f"{found.angle:+.3f} ({closer})" if found.angle else "0: the lengths do not differ"
         title = f"length of the feature, {found.samples:,} training samples"
-        self.sections.append(Section(title, (), [("correlation with the angle to the own class", line)]))
+        lines = [("correlation with the angle to the own class", line)]
+        for name, value in found.images.items():
+            also = f", {elsewhere[name]:+.3f} in the {part} part" if name in elsewhere else ""
+            lines.append((f"rank correlation with the image's {name}", f"{value:+.3f}{also}"))
+        self.sections.append(Section(title, (), lines))
         if found.doubt:
             say(f"warning: {found.doubt}")
 

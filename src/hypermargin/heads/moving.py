@@ -118,6 +118,12 @@ def install(
     target: MarginHead | Weights, plan: Plan, added: dict[str, Tensor | None], optimizer: Optimizers
 ) -> Tensor:
     """Apply the plan; `added` are the rows at its end. All is made first, so an error changes nothing."""
+    held = [type(term).__name__ for term in getattr(target, "row_terms", ()) if hasattr(term, "classes")]
+    if held:
+        raise ValueError(
+            f"{held[0]} holds something for each class, which does not move with the weights. Change "
+            "weights_of(head) and make a head from them with a new term."
+        )
     if isinstance(target, Weights) and optimizer is not None:
         raise ValueError("optimizer belongs to a head; these are weights without one.")
     old = by_class(target)

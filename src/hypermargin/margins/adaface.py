@@ -26,14 +26,18 @@ class AdaFace(Margin):
         q = clip(h·(|x| − μ)/(σ + 0.001), −1, 1),     |x| clipped to [0.001, 100], without gradient
 
     q = −1 is ArcFace's margin, 0 CosFace's, 1 cos(θ − m) − 2m. μ and σ begin at 20 and 100 and are moved by
-    `momentum` towards the batch's before use. Without a head, q is 0.
+    `momentum` towards the batch's before use. Without a head, q is 0. The class in the paper's code has a momentum
+    of 1 unless told otherwise, its scripts 0.01.
     """
 
     formula = "cos(θ − m·q) − m·(1 + q)"
     zero = 0.0
     m: float = number(0.4, 0.0, 1.0, help="Radians at q = −1, a cosine at q = 0.")
     h: float = number(0.333, 0.0, help="How strongly q follows the length; 0 is CosFace.")
-    momentum: float = number(0.01, 0.0, 1.0, open_low=True, help="Share of the batch in the running statistics.")
+    momentum: float = number(
+        0.01, 0.0, 1.0, open_low=True, closed_high=True,
+        help="Share of the batch in the running statistics; 1 takes the batch's own.",
+    )  # fmt: skip
 
     @property
     def breaks(self) -> frozenset[str]:

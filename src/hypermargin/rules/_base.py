@@ -19,7 +19,7 @@ from hypermargin.rules._aggregates import LOG_SUM_EXP, Aggregate
 if TYPE_CHECKING:
     from hypermargin.backends import Backend, Rivals
     from hypermargin.layout import ClassTable
-    from hypermargin.margins import MarginAtRows, RowFacts
+    from hypermargin.margins import Margin, MarginAtRows, RowFacts
 
 
 class Rule:
@@ -147,6 +147,11 @@ class RuleState(nn.Module):
 
     def advance(self) -> None:
         """Advance the state by one training step."""
+
+
+def bare(margin: Margin) -> Margin:
+    """Return the margin as its formula stands, without what is done where the angle passes π."""
+    return dataclasses.replace(margin, beyond="none") if hasattr(margin, "beyond") else margin  # type: ignore[type-var]
 
 
 STATELESS = RuleState()

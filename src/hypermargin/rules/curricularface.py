@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from hypermargin.fields import choice, number
-from hypermargin.margins import Margin, MarginAtRows, RowFacts
+from hypermargin.margins import MarginAtRows, RowFacts
 from hypermargin.numerics import snapshot
-from hypermargin.rules._base import Rule, RuleState, register
+from hypermargin.rules._base import Rule, RuleState, bare, register
 
 
 @register("curricularface")
@@ -30,7 +29,9 @@ class CurricularFace(Rule):
     Without a head, t is 0.
     """
 
-    momentum: float = number(0.01, 0.0, 1.0, open_low=True, help="Share of the batch in the running mean t.")
+    momentum: float = number(
+        0.01, 0.0, 1.0, open_low=True, closed_high=True, help="Share of the batch in the running mean t."
+    )
     compared: str = choice(
         "bare",
         ("bare", "margined"),
@@ -63,11 +64,6 @@ def _split(threshold: Tensor | None) -> tuple[Tensor, Tensor]:
     assert threshold is not None
     tau, t = threshold.chunk(2, 1)
     return tau, t
-
-
-def bare(margin: Margin) -> Margin:
-    """Return the margin as its formula stands, without what is done where the angle passes π."""
-    return dataclasses.replace(margin, beyond="none") if hasattr(margin, "beyond") else margin  # type: ignore[type-var]
 
 
 class RunningCosine(RuleState):

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from hypermargin.fields import choice, number
-from hypermargin.rules._base import Rule, register
+from hypermargin.margins import MarginAtRows, RowFacts
+from hypermargin.rules._base import Rule, bare, register
 
 
 @register("mv-softmax")
@@ -20,11 +21,17 @@ class MVSoftmax(Rule):
 
     and any other as c. With CosFace it is MV-AM-Softmax, with ArcFace MV-Arc-Softmax. t = 0 is the margin's own
     loss. ρ jumps at c = τ, by t·(1 + τ) or t. The paper's code has s = 32 and m = 0.35 for both, and leaves a
-    target beyond 90° without a margin, which ArcFace does with beyond="easy".
+    target beyond 90° without a margin, which ArcFace does with beyond="easy"; its τ is then still cos(θ_y + m),
+    which is compared="bare".
     """
 
     t: float = number(0.2, 0.0, help="How much more a hard rival counts; 0 is no difference.")
     kind: str = choice("adaptive", ("adaptive", "fixed"), help="Whether t grows with the rival's cosine.")
+    compared: str = choice(
+        "margined",
+        ("margined", "bare"),
+        help="What a hard rival exceeds: the margined target, or ψ as its formula stands, whatever `beyond` does.",
+    )
     formula = "(1 + t)·c + t for c > ψ, else c"
     row_numbers = 1
 
@@ -39,3 +46,7 @@ class MVSoftmax(Rule):
         assert threshold is not None
         more = self.t if self.kind == "adaptive" else 0.0
         return 1 + more * (cosine > threshold).to(cosine.dtype)
+
+    def of_rows(self, rows: RowFacts, psi: MarginAtRows) -> Tensor:
+        """Return τ of every row, (N, 1)."""
+        return rows.ahead.margined(psi if self.compared == "margined" else psi._replace(margin=bare(psi.margin)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from hypermargin.fields import choice, number
@@ -24,7 +25,8 @@ class SphereFace2(Rule):
 
     `positive` is the share of the target's own question. s in the factor of the loss has no gradient: a learned
     s would make the loss smaller by growing. The head learns b (bias="shared"), which begins where its gradient
-    is 0 if all cosines are 0. OpenSphere's defaults; WeSpeaker has weight = s and begins with b = 0.
+    is 0 if all cosines are 0. OpenSphere's defaults; WeSpeaker has weight = s and begins with b = 0. OpenSphere
+    takes the slope of ρ for 1 too (derivative="straight"; for the target, gradient="straight" says the same).
 
     That is variant "C". In "A" the margin is on the angles: T = s·g(cos(θ_y + m)) + b, ρ_j = s·g(cos(θ_j − m)) + b.
     """
@@ -34,17 +36,24 @@ class SphereFace2(Rule):
     positive: float = number(0.7, 0.0, 1.0, open_low=True, help="Share of the target's own question in the loss.")
     weight: float = number(50.0, 0.0, open_low=True, help="Factor of the loss, divided by s.")
     variant: str = choice("C", ("C", "A"), help="Whether m is added to the cosine or taken off the angle.")
+    derivative: str = choice("exact", ("exact", "straight"), help="The slope of ρ: its own, or 1 as in OpenSphere.")
     formula = "2((c+1)/2)^t − 1 + m"
     aggregate = SUM_OF_SOFTPLUS
 
+    @property
+    def detached(self) -> bool:  # type: ignore[override]  # it depends on the derivative that was chosen
+        """Whether the slope is not the derivative of ρ."""
+        return self.derivative == "straight"
+
     def rho(self, cosine: Tensor, threshold: Tensor | None) -> Tensor:
         """Return g(c) + m for every cosine c, or g(cos(θ − m))."""
-        if self.variant == "A":
-            return self._g(nearer(cosine, self.m))
-        return self._g(cosine) + self.m
+        rho = self._g(nearer(cosine, self.m)) if self.variant == "A" else self._g(cosine) + self.m
+        return cosine + (rho - cosine).detach() if self.derivative == "straight" else rho
 
     def slope(self, cosine: Tensor, threshold: Tensor | None) -> Tensor:
-        """Return g′(c) = t·((c + 1)/2)^(t−1), or g′(cos(θ − m))·sin(θ − m)/sin θ."""
+        """Return g′(c) = t·((c + 1)/2)^(t−1), or g′(cos(θ − m))·sin(θ − m)/sin θ; or 1."""
+        if self.derivative == "straight":
+            return torch.ones_like(cosine)
         at = nearer(cosine, self.m) if self.variant == "A" else cosine
         slope = self.t * ((at + 1) / 2).clamp(min=0) ** (self.t - 1)
         return slope * slope_nearer(cosine, self.m) if self.variant == "A" else slope

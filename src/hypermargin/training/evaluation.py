@@ -20,11 +20,13 @@ from hypermargin.data import Data, Feed, Pairs, Split, at_most, decode_once, ope
 from hypermargin.data.base import Rows
 from hypermargin.data.pairlists import check_both
 from hypermargin.evaluate import Geometry, Scored, Thresholds, Verification, geometry, verification
+from hypermargin.evaluate.geometry import spearman
 from hypermargin.evaluate.identification import identification
 from hypermargin.head import MarginHead
 from hypermargin.margins import Margin
 from hypermargin.training import watch
 from hypermargin.training.build import read_again
+from hypermargin.training.quality import MEASURES, are_images, measure
 from hypermargin.training.run import About, RunError, Trained, fingerprint, read_split
 
 PARTS = "test", "validation", "train"
@@ -57,6 +59,7 @@ class Parts:
         device = trained.head.weight.device
         self.feed = feed or Feed(data.samples, device, workers=workers, on_bad=trained.config.on_bad)
         self._found: dict[str, tuple[Tensor, Rows]] = {}
+        self._images: dict[str, list[Tensor]] = {}
 
     def rows(self, part: str) -> Rows:
         """Return the rows of the data in a part; none if the run has no such part."""
@@ -71,8 +74,20 @@ class Parts:
             rows = self.rows(part)
             if len(rows) == 0:
                 raise ValueError(f"part: the run has no {part} part. Take another, or other data.")
-            self._found[part] = features_of(self.trained, self.feed, rows, self.progress)
+            seen = self._images[part] = []
+
+            def look(raw: Tensor) -> None:
+                if are_images(raw):
+                    seen.append(measure(raw))
+
+            self._found[part] = features_of(self.trained, self.feed, rows, self.progress, look)
         return self._found[part]
+
+    def images(self, part: str) -> dict[str, Tensor]:
+        """Return sharpness and contrast (N,) of the samples of `features`; nothing if they are no images."""
+        self.features(part)
+        seen = self._images[part]
+        return dict(zip(MEASURES, torch.cat(seen).unbind(1), strict=True)) if seen else {}
 
     def compared(self, part: str) -> tuple[Tensor, Rows]:
         """Return features on the run's device and their labels, to form pairs: at most `most` samples."""
@@ -111,12 +126,19 @@ def check_same(folder: Path, about: About, data: Data, advice: str) -> None:
         )
 
 
-def features_of(trained: Trained, feed: Feed, rows: Rows, progress: Progress = silent) -> tuple[Tensor, Rows]:
-    """Compute features of samples, on the CPU, and the rows that could be read."""
+def features_of(
+    trained: Trained,
+    feed: Feed,
+    rows: Rows,
+    progress: Progress = silent,
+    look: Callable[[Tensor], None] = lambda raw: None,
+) -> tuple[Tensor, Rows]:
+    """Compute features of samples, on the CPU, and the rows that could be read; show `look` the raw samples."""
     found = []
     done = 0
     with closing(feed(np.split(rows, range(256, len(rows), 256)))) as groups:
         for raw, read in groups:
+            look(raw)
             found.append((trained.features(raw), read))
             done += len(read)
             progress(done, len(rows))
@@ -177,7 +199,18 @@ class Lengths:
     samples: int
     angle: float  # to the own class; below 0, longer features lie closer
     quality: float | None  # a measured one, where it was given
+    images: dict[str, float]  # rank correlation with sharpness and contrast, if the samples are images
     doubt: str | None  # of a margin that follows |x|
+
+
+def lengths_against_images(parts: Parts, part: str) -> dict[str, float]:
+    """Return the rank correlation of |x| with sharpness and contrast of a part's images.
+
+    Nothing without images, and nothing where all are alike.
+    """
+    norms = parts.features(part)[0].double().norm(dim=1).numpy()
+    found = {name: spearman(norms, seen.double().numpy()) for name, seen in parts.images(part).items()}
+    return {name: value for name, value in found.items() if np.isfinite(value)}
 
 
 @torch.no_grad()
@@ -198,7 +231,9 @@ def lengths_against_angles(parts: Parts, quality: np.ndarray[Any, Any] | None = 
             raise ValueError(f"quality must have one number per sample, ({len(parts.data)},); got {quality.shape}.")
         measured = float(watch.correlation(norms, torch.from_numpy(quality[rows]).double()))
     found = float(watch.correlation(norms, torch.cat(angles).double()))
-    return Lengths(len(rows), found, measured, watch.doubt_of_lengths(head.margin, found))
+    images = lengths_against_images(parts, "train")
+    doubts = watch.doubt_of_lengths(head.margin, found), watch.doubt_of_images(head.margin, images)
+    return Lengths(len(rows), found, measured, images, " ".join(doubt for doubt in doubts if doubt) or None)
 
 
 @dataclass(frozen=True)

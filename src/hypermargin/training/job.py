@@ -39,6 +39,7 @@ from hypermargin.training.evaluation import (
     check_same,
     choose_thresholds,
     familiar,
+    lengths_against_images,
     read_pairs,
     score_pairs,
 )
@@ -309,11 +310,18 @@ def _verify(trainer: Trainer, pairs: Pairs) -> dict[str, float]:
 
 
 def _save_thresholds(trainer: Trainer, step: int, say: Say) -> None:
-    """Save thresholds for `hypermargin verify`, from the weights that `load` gives."""
+    """Save thresholds for `hypermargin verify`, from the weights that `load` gives.
+
+    Their samples also say whether long features are those of the poor images.
+    """
     try:
         with trainer.averaged():
             network, head = trainer.network.eval(), trainer.head.eval()
             trained = Trained(network, head, trainer.config, About.read(trainer.folder), step)
-            choose_thresholds(Parts(trained, trainer.data, trainer.split, feed=trainer.feed)).save(trainer.folder)
+            parts = Parts(trained, trainer.data, trainer.split, feed=trainer.feed)
+            chosen = choose_thresholds(parts)
+            chosen.save(trainer.folder)
+            if doubt := watch.doubt_of_images(head.margin, lengths_against_images(parts, chosen.part)):
+                say(f"warning: {doubt}")
     except Exception as error:  # whatever it is, the training is finished and its result must not be lost
         say(f"no thresholds saved: {error}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -118,11 +118,23 @@ def correlation(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(differ, product, 0.0)
 
 
+def follows_length(margin: Margin) -> bool:
+    """Return whether a margin takes the length of a feature for the quality of its sample."""
+    return isinstance(margin, MagFace) or (isinstance(margin, AdaFace) and margin.h > 0)
+
+
+def doubt_of_images(margin: Margin, images: Mapping[str, float]) -> str | None:
+    """Say where long features are those of the poor images, by the rank correlations of |x| with what was seen."""
+    against = {name: value for name, value in images.items() if value < -AGAINST}
+    if not follows_length(margin) or not against:
+        return None
+    seen = " and ".join(f"{name} ({value:+.2f})" for name, value in against.items())
+    return f"{type(margin).__name__} takes long features for good images, and here they go with less {seen}."
+
+
 def doubt_of_lengths(margin: Margin, length_angle: float) -> str | None:
     """Say where lengths and angles run against what a margin that follows |x| supposes; None where they do not."""
-    if not (isinstance(margin, MagFace) or (isinstance(margin, AdaFace) and margin.h > 0)):
-        return None
-    if length_angle <= AGAINST:
+    if not follows_length(margin) or length_angle <= AGAINST:
         return None
     return (
         f"{type(margin).__name__} takes long features for the good ones, and here they lie farther from their "
