@@ -133,7 +133,7 @@ def margin_softmax(
         own = target_of(rows, rivals.rows, table)  # product, angle and norm from the rows of the labels
         T = torch.addcmul(own.product, own.length, psi.lift(own.angle))
         share = share_of(rivals, T, own, table, rows, rule, [term(facts) for term in row_terms])
-        bounded = unit_features and unit_weight and bias is None and rule.is_softmax
+        bounded = unit_features and table.unit and bias is None and rule.is_softmax
         whole = layout.combine(table, rule.aggregate, share, bound=rows.s if bounded else None)
         loss = row_losses(rule, whole, batch, rows.s, label_smoothing, classes)
         return layout.own(loss, batch) if reduction == "none" else reduced(loss, batch.used, reduction)
