@@ -55,6 +55,7 @@ class LookAhead:
         with torch.no_grad():
             u, weight, local = self._operands()
             table, K = self._table, self._table.centers
+            N, L = local.shape[0], local.shape[1] // K
             mine = unit(widen(table.label_rows(weight), u.dtype))
             if table.inside is not None:
                 mine = mine.masked_fill(~table.inside.unsqueeze(-1), 0.0)
@@ -62,9 +63,9 @@ class LookAhead:
             if table.is_empty:
                 found = rows.new_full((len(rows), 1), -math.inf)
             else:
-                own = local.view(len(local), -1, 1, K).expand(-1, -1, K, K).reshape(-1, K)
+                own = local.view(N, L, 1, K).expand(N, L, K, K).reshape(N * L * K, K)
                 found = largest_rivals(rows, weight, own, K, 1)
-            return self._layout.collected(found).amax(1).view(len(u), -1, K).amax(-1)
+            return self._layout.collected(found).amax(1).view(N, L, K).amax(-1)
 
     def mean_above(self, threshold: Tensor) -> Tensor:
         """Return the mean cosine of the rivals above a threshold (N, 1), (N, 1); 0 where there are none."""

@@ -25,6 +25,7 @@ class ClassState(nn.Module):
     sets the next state in `advance` or `end_epoch`. A rank of a sharded head holds the rows of its own classes.
     """
 
+    part: ClassVar[str] = ""  # what a head calls it
     by_class_entries: ClassVar[Mapping[str, ByClass]] = {}
     first_class = 0  # of those held here
 
@@ -63,6 +64,14 @@ class ClassState(nn.Module):
     def places(self, labels: Tensor, classes: int) -> Tensor:
         """Return the rows of these classes among the `classes` held here; −1 for those that are not."""
         return places(labels, range(self.first_class, self.first_class + classes))
+
+
+def known_entries(kind: type[ClassState] = ClassState) -> dict[str, ByClass]:
+    """Return what has one row per class in the parts of any head, by its name in a head's state_dict."""
+    found = {f"{kind.part}.{name}": entry for name, entry in kind.by_class_entries.items()}
+    for each in kind.__subclasses__():
+        found |= known_entries(each)
+    return found
 
 
 def add_rows(total: Tensor, rows: Tensor, x: Tensor) -> None:

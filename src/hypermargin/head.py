@@ -151,7 +151,7 @@ class MarginHead(nn.Module):
             self._hold("offsets", self._own(checks.class_offsets(class_offsets, classes)), device)
         self.row_margin, self.rule_state, self.view_state = margin.row_margin(), rule.state(), view.state()
         counts = None if class_counts is None else checked_counts(class_counts, classes)
-        for part in self._parts_by_class().values():
+        for part in self.parts_by_class().values():
             part.hold(self.layout.held(classes), dim, counts)
         for module in (self.row_margin, self.rule_state, self.view_state):
             module.to(device)
@@ -233,9 +233,9 @@ class MarginHead(nn.Module):
         """The optimiser that works in the backward, if there is one."""
         return getattr(self.training_backend, "update", None)
 
-    def _parts_by_class(self) -> dict[str, ClassState]:
+    def parts_by_class(self) -> dict[str, ClassState]:
         """Return the parts that may remember something of every class, by name."""
-        return {"row_margin": self.row_margin, "view_state": self.view_state}
+        return {part.part: part for part in (self.row_margin, self.view_state)}
 
     def by_class(self) -> dict[str, Tensor]:
         """Return the tensors with entries by class: weight, bias, m and offsets where they are, and parts' state."""
@@ -246,13 +246,13 @@ class MarginHead(nn.Module):
             found["m"] = self.m
         if self.offsets is not None:
             found["offsets"] = self.offsets
-        for part, module in self._parts_by_class().items():
+        for part, module in self.parts_by_class().items():
             found |= {f"{part}.{name}": tensor for name, tensor in module.by_class().items()}
         return found
 
     def end_epoch(self) -> None:
         """Settle what goes by epochs, such as KappaFace's margins; all ranks call it, after the epoch's last step."""
-        for part in self._parts_by_class().values():
+        for part in self.parts_by_class().values():
             part.end_epoch(self.layout)
 
     def current_scale(self) -> Tensor:

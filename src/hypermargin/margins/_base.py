@@ -144,6 +144,8 @@ class RowMargin(ClassState):
     this rank's slice (`ClassState`).
     """
 
+    part = "row_margin"
+
     def forward(self, m: Tensor | None, rows: RowFacts) -> Tensor | None:
         """Return m for these rows; the argument is the m that was given or learned, None for the margin's own."""
         return m

@@ -112,9 +112,17 @@ def in_words(head: str, text: str | None, overrides: Mapping[str, Any], counts: 
     said = []
     most, fewest = int(counts.argmax()), int(counts.argmin())
     by = text or head
-    for name in (name for name in BY_CLASS if name in state and name not in overrides):
-        value = state[name]
-        what = "m by class" if name == "class_margins" else "offsets by class, in the loss alone"
+    found = {name: state[name] for name in BY_CLASS if name in state and name not in overrides}
+    if "class_counts" in state:  # what becomes of them is the head's affair
+        found["class_counts"] = state["class_counts"]
+    for name, value in found.items():
+        if name == "class_margins" and head in FAMILY and FAMILY[head].by_classes and not text:
+            continue  # where learned margins begin does not go by counts
+        what = {
+            "class_margins": "m by class",
+            "class_offsets": "offsets by class, in the loss alone",
+            "class_counts": "samples by class, which the loss goes by",
+        }[name]
         ends = ", ".join(
             f"{float(value[k]):.4g} for {int(counts[k]):,} sample{'' if counts[k] == 1 else 's'}"
             for k in dict.fromkeys((most, fewest))

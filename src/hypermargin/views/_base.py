@@ -53,6 +53,8 @@ class ViewState(ClassState):
     and after the loss was computed, stores it.
     """
 
+    part = "view_state"
+
     def forward(self, table: ClassTable, batch: Batch) -> ClassTable:
         """Return the table that the loss is computed against."""
         return table
