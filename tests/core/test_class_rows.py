@@ -71,7 +71,8 @@ def kappa_weights(features, labels, counts, classes, gamma=0.7, temperature=0.4)
     largest = max((k for k in kappa.values() if k < math.inf), default=0.0)
     values = torch.tensor([min(k, largest) for k in kappa.values()], dtype=torch.float64)
     off = values - values.mean()
-    normed = off / values.std() if len(values) > 1 and values.std() > 0 else torch.zeros_like(off)
+    differ = len(values) > 1 and float(values.max() - values.min()) > 1e-12 * largest
+    normed = off / values.std() if differ else torch.zeros_like(off)
     found = torch.ones(classes, dtype=torch.float64)
     for c, k in zip(kappa, normed, strict=True):
         rare = (1 + math.cos(math.pi * counts[c] / (1.05 * max(counts)))) / 2
@@ -109,7 +110,8 @@ def test_a_class_seen_once_has_the_largest_finite_concentration():
     torch.testing.assert_close(head.row_margin.weights, wanted, rtol=1e-10, atol=1e-10)
     assert head.row_margin.weights[2] == head.row_margin.weights[3]
     for rows, labels in (  # one class, one row, rows that are equal: all as concentrated, so nothing to compare
-        (x[:3], y[:3]), (x[:1], y[:1]), (x[:1].expand(6, -1), torch.tensor([0, 0, 0, 1, 1, 1]))
+        (x[:3], y[:3]), (x[:1], y[:1]), (x[:1].expand(6, -1), torch.tensor([0, 0, 0, 1, 1, 1])),
+        (x[:5], torch.tensor([0, 0, 1, 2, 3])),
     ):  # fmt: skip
         head = made("kappaface", counts=[5] * C)
         step(head, rows, labels)

@@ -109,14 +109,15 @@ class Concentrations(RowMargin):
         if not float(count):
             return
         r = torch.linalg.vector_norm(self.sums, dim=1) / n.clamp(min=1)
-        rest = 1 - r.square()
-        finite = known & (n > 1) & (rest > 8 * torch.finfo(r.dtype).eps)  # sums of equal directions leave rounding
+        rest, rounding = 1 - r.square(), 8 * torch.finfo(r.dtype).eps
+        finite = known & (n > 1) & (rest > rounding)  # equal directions leave the rounding of their sum
         kappa = r * (d - r.square()) / rest.masked_fill(~finite, 1.0)
         most = _largest(kappa.masked_fill(~finite, -math.inf), layout)
         kappa = torch.where(finite, kappa, most.masked_fill(most == -math.inf, 0.0)) * known
         off = (kappa - layout.sum(kappa.sum()) / count) * known
         deviation = (layout.sum(off.square().sum()) / (count - 1).clamp(min=1)).sqrt()
-        scattered = 1 - (margin.temperature * off / deviation.masked_fill(deviation == 0, 1.0)).sigmoid()
+        alike = deviation <= rounding * most.abs()  # as where all but one were seen once: what differs is rounding
+        scattered = 1 - (margin.temperature * off / deviation.masked_fill(alike, math.inf)).sigmoid()
         told = float(layout.sum(self.samples.sum())) > 0
         samples = self.samples if told else n
         rare = (1 + (math.pi * samples / (1.05 * _largest(samples, layout))).cos()) / 2
