@@ -15,6 +15,7 @@ from hypermargin.margins import ArcFace, SphereFace
 from hypermargin.recipes import FAMILY
 from hypermargin.rules import SOFTMAX
 from hypermargin.terms import RingLoss
+from hypermargin.views import VariationalPrototypes, VectorScaling
 
 WAIT = timedelta(seconds=120)
 SETTINGS = [(name, {}) for name in HEADS if name != "sphereface"] + STATEFUL
@@ -79,6 +80,10 @@ SLOTS = [
     {"margin": margins.SphereFace2(), "rule": rules.SphereFace2(), "bias": "shared"},
     {"margin": margins.AdaFace(momentum=0.3), "class_offsets": [0.0, 1.0, 0.0, 2.0, 0.0]},
     {"row_terms": [RingLoss()], "centers": 2},
+    {"margin": margins.KappaFace(), "class_counts": [5, 1, 3, 2, 9]},
+    {"margin": margins.DynArcFace(k1=0.5)},
+    {"view": VectorScaling(), "class_counts": [5, 1, 3, 2, 9], "bias": True},
+    {"view": VariationalPrototypes(after=1.0)},
 ]
 
 
