@@ -121,7 +121,18 @@ def compare_gradients(ranks, one, many, x_one, x_many, own, factor):
         close(grad(many.m), grad(one.m)[mine] if by_class else grad(one.m), "dm")
 
 
-def agree(ranks, margin, classes=7, sizes=(3, 2, 4, 1), average=True, mix=None, ignore=(), steps=1, ends_epochs=False, **options):
+def agree(
+    ranks,
+    margin,
+    classes=7,
+    sizes=(3, 2, 4, 1),
+    average=True,
+    mix=None,
+    ignore=(),
+    steps=1,
+    ends_epochs=False,
+    **options,
+):
     """Loss, every gradient, and what is remembered of every class, sharded against plain."""
     one, many = pair(ranks, margin, classes, average, **options)
     sizes, x, y = problem(ranks, classes, sizes)
@@ -256,7 +267,10 @@ def margins_by_class_that_move_and_views(ranks):
         (margins.KappaFace(), {"steps": 3, "ends_epochs": True, "rule": MVSoftmax(), "learn_scale": True}),
         (margins.DynArcFace(k1=0.8), {}),
         (margins.DynArcFace(k1=0.8), {"centers": 2, "bias": True}),
-        (margins.AdaptiveFace(), {"learn_margin": True, "margin_reward": 2.0, "class_margins": [0.3, 0.4, 0.2] * 3}),
+        (
+            margins.AdaptiveFace(),
+            {"learn_margin": True, "margin_reward": 2.0, "class_margins": [0.3, 0.4, 0.2] * 3},
+        ),
         (NoMargin(), {"view": VectorScaling(), "unit_weight": False, "unit_features": False, "bias": True}),
         (ArcFace(0.3), {"view": VectorScaling(), "bias": "shared", "learn_scale": True}),
         (ArcFace(0.3), {"view": VectorScaling(), "centers": 2, "class_offsets": [0.5, 0.0, -0.5] * 3}),

@@ -51,7 +51,7 @@ class LookAhead:
             return self._layout.collected(found).topk(k).values
 
     def nearest_class(self) -> Tensor:
-        """Return the cosine between each label's class and the class nearest to it, (N, L); −inf if there is none."""
+        """Return the cosine between each label's class and the nearest other, (N, L); −inf if there is none."""
         with torch.no_grad():
             u, weight, local = self._operands()
             table, K = self._table, self._table.centers

@@ -12,7 +12,7 @@ from hypermargin.layout import Layout, places
 
 
 class ByClass(NamedTuple):
-    """What becomes of one number (or row) per class when classes are merged or added: `new` is that of a new one."""
+    """What becomes of one number (or row) per class when classes are merged, and what a `new` class has."""
 
     merged: Literal["mean", "sum", "new"] = "mean"
     new: float = 0.0

@@ -225,7 +225,9 @@ class MarginHead(nn.Module):
         if not isinstance(own, Triton):
             raise ValueError(f'FusedSGD needs backend="triton"; got {self.settings.backend!r}.')
         if not self.settings.view.is_identity:
-            raise ValueError(f"FusedSGD changes the class rows themselves, and view={self.settings.view} has others.")
+            raise ValueError(
+                f"FusedSGD changes the class rows themselves, and view={self.settings.view} has others."
+            )
         self.training_backend = dataclasses.replace(own, update=optimizer)
 
     @property
@@ -238,7 +240,7 @@ class MarginHead(nn.Module):
         return {part.part: part for part in (self.row_margin, self.view_state)}
 
     def by_class(self) -> dict[str, Tensor]:
-        """Return the tensors with entries by class: weight, bias, m and offsets where they are, and parts' state."""
+        """Return the tensors with entries by class: weight, bias, m and offsets if they are, and parts' state."""
         found: dict[str, Tensor] = {"weight": self.weight}
         if self.bias is not None and self.bias.dim():
             found["bias"] = self.bias
@@ -251,7 +253,7 @@ class MarginHead(nn.Module):
         return found
 
     def end_epoch(self) -> None:
-        """Settle what goes by epochs, such as KappaFace's margins; all ranks call it, after the epoch's last step."""
+        """Settle what goes by epochs, such as KappaFace's margins; all ranks call it after an epoch's last step."""
         for part in self.parts_by_class().values():
             part.end_epoch(self.layout)
 

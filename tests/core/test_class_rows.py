@@ -212,7 +212,7 @@ def test_margins_that_are_learned_run_to_an_end():
     """The reward of a class is λ/C whether it is in the batch or not: against s·share·(1 − p), which is less."""
     for reward, end in ((70 / 30, 1.0), (0.0, 0.0)):
         head = made("adaptiveface", margin_reward=reward)
-        x, y = batch()
+        x, _ = batch()
         optimizer = torch.optim.SGD([head.m], lr=0.01)
         for _ in range(200):
             optimizer.zero_grad()
@@ -281,10 +281,12 @@ def test_vs_without_its_numbers_is_softmax():
 
 
 def prototypes(x, W, y, last, ago, step, share=0.15, within=200, after=8000, m=0.5, s=64.0):
-    """Deng et al. 2021: w̃ = norm((1 − λ)ŵ + λq); `step` counts from 1, `ago` is by how many steps a class was seen."""
+    """Deng et al. 2021: w̃ = norm((1 − λ)ŵ + λq); `step` counts from 1, a class was seen `ago` steps before."""
     mixed = F.normalize(W)
     if step > after:
-        lam = torch.tensor([share if q is not None and a <= within else 0.0 for q, a in zip(last, ago, strict=True)])
+        lam = torch.tensor(
+            [share if q is not None and a <= within else 0.0 for q, a in zip(last, ago, strict=True)]
+        )
         q = torch.stack([torch.zeros(W.shape[1]).double() if q is None else q for q in last])
         mixed = F.normalize((1 - lam[:, None].double()) * mixed + lam[:, None].double() * q)
     return angular(x, mixed, y, torch.full((len(y),), m).double(), s)
@@ -339,7 +341,9 @@ HEADS = [
     ("arcface", {"view": VectorScaling(), "class_counts": COUNTS}),
     ("mv-arcface", {"view": VariationalPrototypes(after=0.0)}),
 ]
-over_heads = pytest.mark.parametrize(("name", "options"), HEADS, ids=lambda each: each if isinstance(each, str) else "")
+over_heads = pytest.mark.parametrize(
+    ("name", "options"), HEADS, ids=lambda each: each if isinstance(each, str) else ""
+)
 
 
 @over_heads

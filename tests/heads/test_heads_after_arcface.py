@@ -102,7 +102,9 @@ def test_what_is_remembered_of_a_class_moves_along(name):
     again.reset_parameters()
     for key in ("row_margin.samples", "view_state.factors", "view_state.offsets"):
         if key in rows:
-            assert torch.equal(again.state_dict()[key][order], rows[key])  # what the head was told stays with its class
+            assert torch.equal(
+                again.state_dict()[key][order], rows[key]
+            )  # what the head was told stays with its class
 
 
 @pytest.mark.parametrize("name", REMEMBERING)

@@ -188,7 +188,10 @@ def test_a_view_that_begins_after_the_end_is_told_and_versions_are_numbers_of_a_
         config = Config(**{**QUICK, "epochs": 1}, head="sphereface-r", set={"version": version})
         train(config, tmp_path / str(version), data=uneven(), quiet=True)
         head = load(tmp_path / str(version)).head
-        assert (head.margin.name, head.settings.rule.name) == (margin, "sphereface-r" if version == 2 else "softmax")
+        assert (head.margin.name, head.settings.rule.name) == (
+            margin,
+            "sphereface-r" if version == 2 else "softmax",
+        )
     with pytest.raises(ValueError, match="version must be one of 0, 1, 2"):
         Config(head="sphereface-r", set={"version": 5})
 

@@ -27,9 +27,7 @@ class Plan:
     members: Tensor | None = None  # the old ids that are merged
     shares: Tensor | None = None  # theirs in the mean; they sum to 1 in every group, float64
 
-    def rows(
-        self, old: Tensor, *, directions: bool = False, fill: float = 0.0, merged: str = "mean"
-    ) -> Tensor:
+    def rows(self, old: Tensor, *, directions: bool = False, fill: float = 0.0, merged: str = "mean") -> Tensor:
         """Return the new tensor: kept rows to the bit, others `fill`.
 
         Merged rows are means (of direction and length), or as `merged` says a "sum", or like a "new" one.

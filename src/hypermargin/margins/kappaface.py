@@ -1,4 +1,4 @@
-"""KappaFace: Oinar et al. 2022 (arXiv:2201.07394), margins by class that follow how it scatters and how rare it is."""
+"""KappaFace: Oinar et al. 2022 (arXiv:2201.07394), a larger margin for classes that scatter and for rare ones."""
 
 from __future__ import annotations
 
@@ -89,7 +89,8 @@ class Concentrations(RowMargin):
             x = unit(rows.features.detach())
             counts = ((at[:, 0] >= 0) & x.isfinite().all(1) & (x != 0).any(1)).unsqueeze(1)
             self._next = at[:, 0].clamp(min=0), x.masked_fill(~counts, 0.0), counts.squeeze(1)
-        return w * (constant(self.margin.m, w) if m is None else m.to(w.dtype))
+        found: Tensor = w * (constant(self.margin.m, w) if m is None else m.to(w.dtype))
+        return found
 
     @torch.no_grad()
     def advance(self) -> None:

@@ -41,8 +41,8 @@ def announce(trainer: Trainer, advised: bool, budget: str, tell: Say) -> None:
     view = head.settings.view
     if isinstance(view, VariationalPrototypes) and view.after >= trainer.total:
         tell(
-            f"the class rows are as they are until step {view.after:g}, and this run has {trainer.total:,}: set after "
-            f"(--set after={trainer.total // 10})"
+            f"the class rows are as they are until step {view.after:g}, and this run has {trainer.total:,}: set "
+            f"after (--set after={trainer.total // 10})"
         )
     if budget:
         tell(budget)

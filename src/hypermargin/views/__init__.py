@@ -1,4 +1,4 @@
-"""What the loss takes for the class rows, one file per paper. `names()` lists them, `@register(name)` adds yours."""
+"""What the loss takes for the class rows, one file per paper. `names()` lists them, `@register` adds yours."""
 
 from hypermargin.views._base import AS_THEY_ARE, View, Viewed, ViewState, get, names, register
 from hypermargin.views.prototypes import VariationalPrototypes

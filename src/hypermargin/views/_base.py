@@ -23,8 +23,8 @@ class View:
     """What the loss takes for the class rows and their bias; the base takes them as they are.
 
     `logits`, `scores` and everything else at inference see the rows themselves. A view is a frozen dataclass of
-    numbers. Subclass, decorate with `@register("name")`, and return from `state` a module that makes the rows: it is
-    given the `ClassTable` of the step, whatever layout it came from, and returns another. So the rows exist as a
+    numbers. Subclass, decorate with `@register("name")`, and return from `state` a module that makes the rows: it
+    is given the `ClassTable` of the step, whatever layout it came from, and returns another. So the rows exist as a
     tensor of their own beside the weight: C×d numbers, the sample's alone with PartialFC, the slice's with Shard.
     """
 
@@ -49,8 +49,8 @@ class View:
 class ViewState(ClassState):
     """Makes the rows of a step. The base returns the table it is given.
 
-    As with `RowMargin`, `forward` computes the next state without storing it, and `advance`, called in training only
-    and after the loss was computed, stores it.
+    As with `RowMargin`, `forward` computes the next state without storing it, and `advance`, called in training
+    only and after the loss was computed, stores it.
     """
 
     part = "view_state"
@@ -71,9 +71,7 @@ class Viewed(Wrapped):
         self, weight: Tensor, batch: Batch, *, unit: bool, bias: Tensor | None = None, centers: int = 1
     ) -> ClassTable:
         """Return the inner layout's rows as the view has them."""
-        found: ClassTable = self.view(
-            self.inner.table(weight, batch, unit=unit, bias=bias, centers=centers), batch
-        )
+        found: ClassTable = self.view(self.inner.table(weight, batch, unit=unit, bias=bias, centers=centers), batch)
         return found
 
 

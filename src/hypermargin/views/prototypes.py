@@ -28,9 +28,9 @@ class VariationalPrototypes(View):
 
         w̃_j = norm((1 − λ_j)·ŵ_j + λ_j·q_j)
 
-    q_j is the direction of the last feature of class j, without gradient. λ_j is `share` from step `after` + 1 on for
-    classes seen at most `within` steps ago, else 0. Rivals that are not in the batch are so compared as samples are.
-    With mixup a row counts for its first label.
+    q_j is the direction of the last feature of class j, without gradient. λ_j is `share` from step `after` + 1 on
+    for classes seen at most `within` steps ago, else 0. Rivals that are not in the batch are so compared as samples
+    are. With mixup a row counts for its first label.
     """
 
     share: float = number(0.15, 0.0, 0.5, help="λ: how much of a row is the last feature; 0 is none.")
