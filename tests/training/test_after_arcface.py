@@ -126,6 +126,11 @@ def test_exported_with_its_state_and_offsets_absent(tmp_path):
             {"class_margins": "power:high=2", "head": "sphereface", "set": {"m": 3.0}},
             lambda n: margins_from_counts(n, low=1.1, high=2.0),
         ),
+        ({"class_margins": "landmark:low=0.02,high=0.2", "head": "arcface"}, low_ones),
+        (
+            {"class_margins": "absolute:low=0.1,high=0.4,power=0.5"},
+            lambda n: margins_from_counts(n, "absolute", low=0.1, high=0.4, power=0.5),
+        ),
         ({"class_margins": "power:high=0.2", "head": "adaface"}, low_ones),
         ({"class_margins": "power:high=0.2", "head": "ldam"}, low_ones),
     ],

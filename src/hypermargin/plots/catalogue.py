@@ -76,6 +76,9 @@ def read_margin(text: str) -> Margin:
     if name not in margins.names() and recipe is not None and (recipe.rule != SOFTMAX or recipe.centers > 1):
         own = recipe.margin.name
         raise ValueError(f"{name} changes what its rivals count as, which no picture of ψ shows; its ψ is {own}'s.")
+    if name not in margins.names() and recipe is not None and not recipe.view.is_identity:
+        own = recipe.margin.name
+        raise ValueError(f"{name} changes the rows of its classes, which no picture of ψ shows; its ψ is {own}'s.")
     known = [field.name for field in dataclasses.fields(kinds[name])]
     for key in numbers:
         if key not in known:

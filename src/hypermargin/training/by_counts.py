@@ -18,7 +18,8 @@ from hypermargin.margins import Margin
 from hypermargin.recipes import FAMILY
 from hypermargin.training.values import check_plain
 
-TAKES = {"power": ("low", "high", "power"), "ldam": ("high", "power")}
+_RANGE = ("low", "high", "power")
+TAKES = {"power": _RANGE, "landmark": _RANGE, "absolute": _RANGE, "ldam": ("high", "power")}
 BY_CLASS = ("class_margins", "class_offsets")
 
 
@@ -81,7 +82,7 @@ def margins_by(text: str, margin: Margin, counts: Tensor) -> Tensor:
     assert isinstance(margin.m, float | int)
     assert isinstance(margin.zero, float | int)
     numbers.setdefault("high", margin.m)
-    if rule == "power":
+    if "low" in TAKES[rule]:
         numbers.setdefault("low", margin.zero + (numbers["high"] - margin.zero) / 10)
     return margins_from_counts(counts, rule, **numbers)
 
