@@ -86,7 +86,7 @@ def margin_softmax(
     - layout: which process holds which classes. With `Shard(…).layout(C)` weight, bias and an m by class are this
       rank's slice, features and labels are this rank's rows, and all ranks call this together. "mean" and "sum" are
       over the rows of all ranks, and the same on each; "none" gives this rank's rows. dW is this rank's slice of
-      the full gradient; see `Shard` for dX.
+      the full gradient; see `Shard` for dX. `views.Viewed(layout, state)` lets the class rows go through a view.
 
     The result is float32 or wider, also under autocast.
     """

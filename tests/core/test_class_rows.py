@@ -10,9 +10,10 @@ from conftest import over_backends
 
 import hypermargin as hm
 from hypermargin.backends import Chunked
+from hypermargin.layout import WHOLE
 from hypermargin.margins import ArcFace, CosFace, DynArcFace, KappaFace
 from hypermargin.margins.adaptiveface import first_margins
-from hypermargin.views import VariationalPrototypes, VectorScaling
+from hypermargin.views import VariationalPrototypes, VectorScaling, Viewed
 
 N, C, D = 9, 7, 5
 COUNTS = [100, 1, 10_000, 0, 30, 7, 7]
@@ -508,6 +509,25 @@ def test_under_autocast(name, options):
 def test_words(call, error, words):
     with pytest.raises(error, match=words):
         call()
+
+
+def test_without_a_head():
+    """Views and sources of margins are objects that the function takes too."""
+    x, y = batch()
+    W = made("arcface").weight
+    state = VectorScaling().state()
+    state.hold(range(C), D, torch.tensor(COUNTS).double())
+    ours = hm.margin_softmax(x, W, y, CosFace(), scale=8.0, layout=Viewed(WHOLE, state.double()))
+    z = 8 * (cosines(x, W) - 0.35 * F.one_hot(y, C))
+    agree(ours, vs(z, y, COUNTS), x, W)
+    source = KappaFace().row_margin()
+    plain = hm.margin_softmax(x, W, y, KappaFace(), scale=8.0, row_margin=source)
+    torch.testing.assert_close(plain, hm.margin_softmax(x, W, y, ArcFace(0.8), scale=8.0))
+    dyn = DynArcFace(beyond="none")
+    agree(
+        hm.margin_softmax(x, W, y, dyn, scale=64.0, row_margin=dyn.row_margin()),
+        angular(x, W, y, dynamic(W, y)), x, W,
+    )  # fmt: skip
 
 
 def test_versions_of_sphereface_r_are_one_name():

@@ -61,6 +61,7 @@ def test_a_run_of_each(tmp_path, name):
     if name in ("balanced-softmax", "logit-adjustment"):
         torch.testing.assert_close(trained.head.offsets, offsets_from_counts(counts))
     if name == "kappaface":
+        assert not trained.head.row_margin.seen.any()
         assert trained.head.row_margin.samples.tolist() == counts
         weights = trained.head.row_margin.weights
         assert (weights != 1).all()  # an epoch has ended
@@ -199,6 +200,24 @@ def test_a_view_that_begins_after_the_end_is_told_and_versions_are_numbers_of_a_
         )
     with pytest.raises(ValueError, match="version must be one of 0, 1, 2"):
         Config(head="sphereface-r", set={"version": 5})
+
+
+def test_the_averaged_head_has_the_margins_of_the_last_epoch(tmp_path):
+    train(Config(**QUICK, head="kappaface", ema=0.9), tmp_path / "run", data=uneven(), quiet=True)
+    averaged = load(tmp_path / "run", "last").head.row_margin
+    assert not averaged.seen.any()
+    assert (averaged.weights != 1).all()
+
+
+def test_counts_that_a_head_goes_by_are_told(tmp_path, capsys):
+    for head in ("kappaface", "vs", "adaptiveface"):
+        train(Config(**{**QUICK, "epochs": 1}, head=head, sampling="balanced"), tmp_path / head, data=uneven())
+        counts = trained_on(tmp_path / head)
+        said = " ".join(capsys.readouterr().err.split())
+        told = f"samples by class, which {head} goes by: {min(counts)} to {max(counts)}"
+        assert (told in said) == (head != "adaptiveface")
+        assert ("rare ones are favoured twice" in said) == (head != "adaptiveface")
+        assert "m by class" not in said
 
 
 def test_even_sampling_beside_counts_is_told(tmp_path, capsys):

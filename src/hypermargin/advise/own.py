@@ -65,8 +65,8 @@ def _of_margin(advice: Recommendation) -> list[str]:
             rare, common = 1 - gamma / 2, gamma / 2
             return [
                 f"KappaFace: m = {m:.3g} is the margin until the first epoch ends; then a class that scatters as "
-                f"most do has {m * common:.3g} if it is the most frequent and {m * rare:.3g} if it is rare. gamma = "
-                f"{gamma:g} and temperature = {temperature:g} are the configuration of the paper's code, a guess "
+                f"most do has {m * common:.3g} if it is the most frequent and {m * rare:.3g} if it is rare. gamma "
+                f"= {gamma:g} and temperature = {temperature:g} are the configuration of the paper's code, a guess "
                 "for other data; s is for the margin of the first epoch."
             ]
         case DynArcFace(m=m, k1=k1, k2=k2):

@@ -114,25 +114,27 @@ def in_words(head: str, text: str | None, overrides: Mapping[str, Any], counts: 
     most, fewest = int(counts.argmax()), int(counts.argmin())
     by = text or head
     found = {name: state[name] for name in BY_CLASS if name in state and name not in overrides}
+    if head in FAMILY and FAMILY[head].by_classes and not text:
+        found.pop("class_margins", None)  # where learned margins begin does not go by counts
     if "class_counts" in state:  # what becomes of them is the head's affair
-        found["class_counts"] = state["class_counts"]
+        said.append(f"samples by class, which {by} goes by: {int(counts[fewest]):,} to {int(counts[most]):,}")
+        said += _even(by, counts, sampling)
     for name, value in found.items():
-        if name == "class_margins" and head in FAMILY and FAMILY[head].by_classes and not text:
-            continue  # where learned margins begin does not go by counts
-        what = {
-            "class_margins": "m by class",
-            "class_offsets": "offsets by class, in the loss alone",
-            "class_counts": "samples by class, which the loss goes by",
-        }[name]
+        what = "m by class" if name == "class_margins" else "offsets by class, in the loss alone"
         ends = ", ".join(
             f"{float(value[k]):.4g} for {int(counts[k]):,} sample{'' if counts[k] == 1 else 's'}"
             for k in dict.fromkeys((most, fewest))
         )
         said.append(f"{what} ({by}): {ends}")
-        if most == fewest or bool((counts == counts[0]).all()):
-            said.append("all classes have as many samples, so they get the same")
-        if sampling != "shuffled":
-            said.append(
-                f"sampling = {sampling} evens the classes out already: with {by} rare ones are favoured twice"
-            )
+        said += _even(by, counts, sampling)
+    return said
+
+
+def _even(by: str, counts: Tensor, sampling: str) -> list[str]:
+    """Say where going by counts makes no difference, or too much of one."""
+    said = []
+    if bool((counts == counts[0]).all()):
+        said.append("all classes have as many samples, so they get the same")
+    if sampling != "shuffled":
+        said.append(f"sampling = {sampling} evens the classes out already: with {by} rare ones are favoured twice")
     return said
