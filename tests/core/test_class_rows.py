@@ -518,7 +518,7 @@ def test_without_a_head():
     state = VectorScaling().state()
     state.hold(range(C), D, torch.tensor(COUNTS).double())
     ours = hm.margin_softmax(x, W, y, CosFace(), scale=8.0, layout=Viewed(WHOLE, state.double()))
-    z = 8 * (cosines(x, W) - 0.35 * F.one_hot(y, C))
+    z = 8 * (cosines(x, W) - 0.35 * F.one_hot(y, C).double())
     agree(ours, vs(z, y, COUNTS), x, W)
     source = KappaFace().row_margin()
     plain = hm.margin_softmax(x, W, y, KappaFace(), scale=8.0, row_margin=source)
