@@ -27,6 +27,7 @@ from hypermargin.parallel.shard import class_range
 from hypermargin.rules import MVSoftmax
 from hypermargin.scores import Scores
 from hypermargin.terms import RingLoss
+from hypermargin.views import VariationalPrototypes, VectorScaling
 
 EVERY = (1, 2, 3, 4)
 D = 5
@@ -120,8 +121,19 @@ def compare_gradients(ranks, one, many, x_one, x_many, own, factor):
         close(grad(many.m), grad(one.m)[mine] if by_class else grad(one.m), "dm")
 
 
-def agree(ranks, margin, classes=7, sizes=(3, 2, 4, 1), average=True, mix=None, ignore=(), steps=1, **options):
-    """Loss and every gradient, sharded against plain."""
+def agree(
+    ranks,
+    margin,
+    classes=7,
+    sizes=(3, 2, 4, 1),
+    average=True,
+    mix=None,
+    ignore=(),
+    steps=1,
+    ends_epochs=False,
+    **options,
+):
+    """Loss, every gradient, and what is remembered of every class, sharded against plain."""
     one, many = pair(ranks, margin, classes, average, **options)
     sizes, x, y = problem(ranks, classes, sizes)
     own = ranks.rows(sizes)
@@ -153,7 +165,13 @@ def agree(ranks, margin, classes=7, sizes=(3, 2, 4, 1), average=True, mix=None, 
             head.zero_grad()
             leaf.grad = None
             loss.backward()
+            if ends_epochs:
+                head.end_epoch()
         compare_gradients(ranks, one, many, x_one, x_many, own, ranks.world if average else 1)
+    mine = ranks.classes(classes)
+    for name, remembered in one.by_class().items():
+        if "." in name:
+            close(many.by_class()[name], remembered[mine], name)
     close(many.current_scale().detach().double(), one.current_scale().detach().double(), "s")
     return one, many
 
@@ -207,6 +225,11 @@ def every_slot(ranks):
         (margins.P2SGrad(), {"rule": rules.P2SGrad(), "centers": 2}),
         (margins.NPCFace(), {"rule": rules.NPCFace()}),
         (margins.LiArcFace(), {"rule": rules.LiArcFace()}),
+        (SphereFace(1.5, beyond="flat"), {"scale": 8.0}),
+        (NoMargin(), {"rule": rules.SphereFaceR()}),
+        (CosFace(0.4), {"rule": rules.Filter(0.1)}),
+        (ArcFace(0.2), {"rule": rules.DoubleMargin()}),
+        (CosFace(0.2), {"rule": rules.DoubleMargin(kind="cosine")}),
         (ArcFace(), {"centers": 3}),
         (CosFace(), {"centers": 2, "rule": MVSoftmax(), "class_margins": [0.1, 0.2, 0.3, 0.4, 0.3, 0.2, 0.1]}),
         (ArcFace(), {"class_offsets": [0.0, -1.0, 2.0, 0.5, 0.0, 1.0, -3.0], "bias": "shared"}),
@@ -259,6 +282,42 @@ def pairs_of_all_ranks(ranks):
         except ValueError as error:
             said = str(error)
         assert "3 rows on each rank on ranks [1]" in said, said
+
+
+COUNTS = [100, 1, 1000, 0, 30, 7, 7, 50, 2]
+
+
+@case(1, 3, 4)
+def margins_by_class_that_move_and_views(ranks):
+    """Every rank remembers its own classes, of the rows of all ranks; some have none."""
+    fillings = [
+        (margins.KappaFace(), {"steps": 3, "ends_epochs": True}),
+        (margins.KappaFace(), {"steps": 3, "ends_epochs": True, "rule": MVSoftmax(), "learn_scale": True}),
+        (margins.DynArcFace(k1=0.8), {}),
+        (margins.DynArcFace(k1=0.8), {"centers": 2, "bias": True}),
+        (
+            margins.AdaptiveFace(),
+            {"learn_margin": True, "margin_reward": 2.0, "class_margins": [0.3, 0.4, 0.2] * 3},
+        ),
+        (NoMargin(), {"view": VectorScaling(), "unit_weight": False, "unit_features": False, "bias": True}),
+        (ArcFace(0.3), {"view": VectorScaling(), "bias": "shared", "learn_scale": True}),
+        (ArcFace(0.3), {"view": VectorScaling(), "centers": 2, "class_offsets": [0.5, 0.0, -0.5] * 3}),
+        (ArcFace(0.3), {"view": VariationalPrototypes(after=0.0), "steps": 3}),
+        (CosFace(), {"view": VariationalPrototypes(0.3, 1.0, 1.0), "rule": MVSoftmax(), "steps": 4}),
+    ]
+    for classes, (margin, options) in itertools.product((2, 9), fillings):
+        given = {k: v[:classes] if k.startswith("class_") else v for k, v in options.items()}
+        given = {"scale": 8.0, "classes": classes, "class_counts": COUNTS[:classes]} | given
+        for backend in ("dense", Chunked(chunk=2)):
+            agree(ranks, margin, ignore=(1,), backend=backend, **given)
+        agree(ranks, margin, sizes=(0, 3, 1, 2), **given)
+        if "class_offsets" not in options:
+            agree(ranks, margin, sample=hm.PartialFC(0.6), **given)
+            agree(ranks, margin, sample=hm.PartialFC(0.6, correct=True), **given)
+        if not margin.name.startswith("npc") and "rule" not in options:
+            agree(ranks, margin, mix=0.3, **given)
+    _, many = agree(ranks, margins.KappaFace(), scale=8.0, steps=2, ends_epochs=True)
+    assert many.row_margin.weights.numel() == 0 or (many.row_margin.weights != 1).any()
 
 
 @case(*EVERY)

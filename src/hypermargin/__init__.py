@@ -7,7 +7,7 @@ exports, is imported on first use: `hypermargin.training` needs no import of its
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from hypermargin import backends, margins, parallel, rules, schedule, terms
+from hypermargin import backends, margins, parallel, rules, schedule, terms, views
 from hypermargin.backends import explain_backend, register_backend
 from hypermargin.family import create_head, list_heads
 from hypermargin.functional import margin_cross_entropy, margin_softmax
@@ -73,6 +73,7 @@ __all__ = [
     "terms",
     "testing",
     "training",
+    "views",
 ]
 
 # What is imported on first use: packages by their own name, and the functions and classes that some of them lend.

@@ -50,6 +50,23 @@ class LookAhead:
                 found = largest_rivals(u, weight, local, self._table.centers, k)
             return self._layout.collected(found).topk(k).values
 
+    def nearest_class(self) -> Tensor:
+        """Return the cosine between each label's class and the nearest other, (N, L); −inf if there is none."""
+        with torch.no_grad():
+            u, weight, local = self._operands()
+            table, K = self._table, self._table.centers
+            N, L = local.shape[0], local.shape[1] // K
+            mine = unit(widen(table.label_rows(weight), u.dtype))
+            if table.inside is not None:
+                mine = mine.masked_fill(~table.inside.unsqueeze(-1), 0.0)
+            rows = self._layout.sum(mine).flatten(0, 1)  # the rows of the labels, on every process
+            if table.is_empty:
+                found = rows.new_full((len(rows), 1), -math.inf)
+            else:
+                own = local.view(N, L, 1, K).expand(N, L, K, K).reshape(N * L * K, K)
+                found = largest_rivals(rows, weight, own, K, 1)
+            return self._layout.collected(found).amax(1).view(N, L, K).amax(-1)
+
     def mean_above(self, threshold: Tensor) -> Tensor:
         """Return the mean cosine of the rivals above a threshold (N, 1), (N, 1); 0 where there are none."""
         with torch.no_grad():

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hypermargin import checks
 
-RULES = ("power", "ldam")
+RULES = ("power", "landmark", "absolute", "ldam")
 
 
 def margins_from_counts(
@@ -23,12 +23,14 @@ def margins_from_counts(
 ) -> Tensor:
     """Return a margin for each class, (C,), larger for rarer ones, to be given as `class_margins`.
 
-        power   low + (high − low)·(t_j − min t)/(max t − min t), t_j = n_j^−power, power 1/4 unless given: the
-                "dynamic margins" that won Landmarks 2020 and 2021, for ArcFace
-        ldam    high·t_j/max t: LDAM (Cao et al. 2019, arXiv:1906.07413), for CosFace with s = 30
+        power      low + (high − low)·(t_j − min t)/(max t − min t), t_j = n_j^−power, power 1/4 unless given: the
+                   "dynamic margins" that won Landmarks 2020 and 2021, for ArcFace; "landmark" is the same
+        absolute   low + (high − low)·t_j, whatever the other classes are: `high` for a single sample. The winner of
+                   Happywhale 2022 had low = 0.05, high = 0.32126 and power = 0.364399 for its individuals
+        ldam       high·t_j/max t: LDAM (Cao et al. 2019, arXiv:1906.07413), for CosFace with s = 30
 
     n_j counts the samples trained on, in the order of the head's labels. A class without any counts as one with a
-    single sample. Classes of one size all get `high`.
+    single sample. Classes of one size all get `high`, but with "absolute".
     """
     checks.one_of("rule", rule, RULES)
     checks.in_range("low", low, 0.0, math.inf)
@@ -38,6 +40,8 @@ def margins_from_counts(
     t = checked_counts(counts).clamp(min=1.0) ** -power
     if rule == "ldam":
         return (high * t / t.max()).float()
+    if rule == "absolute":
+        return (low + (high - low) * t).float()
     spread = t.max() - t.min()
     share = (t - t.min()) / spread if spread > 0 else torch.ones_like(t)
     return (low + (high - low) * share).float()

@@ -13,9 +13,10 @@ from hypermargin.counts import checked_counts
 from hypermargin.fields import number_fields
 from hypermargin.head import MarginHead
 from hypermargin.margins import Margin
-from hypermargin.recipes import FAMILY
+from hypermargin.recipes import FAMILY, VERSIONS, Recipe, named
 from hypermargin.rules import SOFTMAX
 from hypermargin.settings import STATE, HeadOverrides, HeadSettings, setting_names, unknown_setting
+from hypermargin.views import View
 
 
 def list_heads() -> list[str]:
@@ -32,6 +33,7 @@ def create_head(name: str, dim: int, classes: int, **overrides: Unpack[HeadOverr
     `MarginHead` (scale, bias, learn_scale, backend, …); a field that margin and rule both have is set in both.
     A given `lam` is constant, so it replaces the λ schedule; lam=0 is the bare margin. Heads that go by how
     frequent a class is need `counts`, the samples of each class in training; logit-adjustment takes `tau` too.
+    sphereface-r has a `version`, 0, 1 or 2.
 
         create_head("arcface", 512, 10_000, m=0.4, scale=32.0)
     """
@@ -46,11 +48,15 @@ def head_settings(
     if name not in FAMILY:
         known = ", ".join(FAMILY)
         raise ValueError(f"unknown head {name!r}; the family has {known}.{checks.near(name, FAMILY)}")
-    recipe, given = FAMILY[name], dict[str, Any](overrides)
-    counts, tau = given.pop("counts", None), given.pop("tau", None)
-    parts: dict[str, Any] = {"margin": given.pop("margin", recipe.margin), "rule": given.pop("rule", recipe.rule)}
+    name, given = named(name, overrides)
+    recipe = FAMILY[name]
+    own_parts = {"margin": recipe.margin, "rule": recipe.rule, "view": recipe.view}
+    parts: dict[str, Any] = {key: given.pop(key, own) for key, own in own_parts.items()}
     checks.margin_object(parts["margin"])
     checks.rule_object(parts["rule"])
+    checks.instance("view", parts["view"], View, "hypermargin.views.VectorScaling()")
+    counts = given.pop("counts", None)
+    tau = None if hasattr(parts["view"], "tau") else given.pop("tau", None)
     of_parts = dict.fromkeys(f.name for part in parts.values() for f in dataclasses.fields(part))
     of_head = ["margin", *setting_names()]
     for key, value in given.items():
@@ -63,6 +69,8 @@ def head_settings(
         own = {f.name for f in dataclasses.fields(part)}
         changes[key] = dataclasses.replace(part, **{k: v for k, v in given.items() if k in own})
     state: dict[str, Any] = _from_counts(name, counts, tau, classes, changes["margin"], given)
+    if recipe.by_classes and changes.get("learn_margin", recipe.learn_margin):
+        state["class_margins"] = recipe.by_classes(changes["margin"], classes)
     state |= {key: given[key] for key in STATE if key in given}
     if recipe.schedule and not {"lam", "margin"} & overrides.keys():
         state.setdefault("schedule", recipe.schedule())
@@ -82,7 +90,7 @@ def _from_counts(
             raise TypeError(f"{name} does not go by counts. Give {hint}, or take ldam or logit-adjustment.")
         return {}
     if counts is None:
-        if {"class_margins", "class_offsets"} & given.keys():
+        if {"class_margins", "class_offsets", "class_counts"} & given.keys():
             return {}  # they say the same
         raise TypeError(f"{name} needs counts=, the number of training samples of each of the {classes} classes.")
     return recipe.by_counts(checked_counts(counts, classes), margin, 1.0 if tau is None else tau)
@@ -131,15 +139,17 @@ def successors_as_markdown() -> str:
     for group in groups:
         rows.append(f"| **{group}** |" + " |" * 7)
         for name, r in FAMILY.items():
-            if r.group != group:
+            if r.group != group or name in VERSIONS:
                 continue
-            rivals = "" if r.rule is SOFTMAX else r.rule.formula
+            rivals = ", ".join(filter(None, ("" if r.rule is SOFTMAX else r.rule.formula, r.view.formula)))
             rivals += f"{r.centers} per class" if r.centers > 1 else ""
             numbers = {
-                f.name: getattr(part, f.name) for part in (r.margin, r.rule) for f in number_fields(type(part))
+                f.name: getattr(part, f.name)
+                for part in (r.margin, r.rule, r.view)
+                for f in number_fields(type(part))
             }
             cells = (
-                f"`{name}`", r.margin.formula + (", bias" if r.bias else ""), rivals or "–",
+                _title(name, r), r.margin.formula + (", bias" if r.bias else ""), rivals or "–",
                 f"{r.scale:g}" if r.unit_features else "–",
                 ", ".join(f"{key} {value:g}" for key, value in numbers.items()) or "–",
                 r.good, r.bad, r.paper,
@@ -148,11 +158,15 @@ def successors_as_markdown() -> str:
     return "\n".join(rows)
 
 
+def _title(name: str, recipe: Recipe) -> str:
+    return recipe.version or f"`{name}`"
+
+
 def groups_as_markdown() -> str:
     """Return the names of what came after it, by what of the loss they change, for the README."""
     groups: dict[str, list[str]] = {}
     for name, r in FAMILY.items():
-        if r.group != "classic":
-            groups.setdefault(r.group, []).append(f"`{name}`")
+        if r.group != "classic" and name not in VERSIONS:
+            groups.setdefault(r.group, []).append(_title(name, r))
     rows = [f"| {group} | {', '.join(names)} |" for group, names in groups.items()]
     return "\n".join(["| what is changed | heads |", "|---|---|", *rows])

@@ -86,7 +86,7 @@ def margin_softmax(
     - layout: which process holds which classes. With `Shard(…).layout(C)` weight, bias and an m by class are this
       rank's slice, features and labels are this rank's rows, and all ranks call this together. "mean" and "sum" are
       over the rows of all ranks, and the same on each; "none" gives this rank's rows. dW is this rank's slice of
-      the full gradient; see `Shard` for dX.
+      the full gradient; see `Shard` for dX. `views.Viewed(layout, state)` lets the class rows go through a view.
 
     The result is float32 or wider, also under autocast.
     """
@@ -133,7 +133,7 @@ def margin_softmax(
         own = target_of(rows, rivals.rows, table)  # product, angle and norm from the rows of the labels
         T = torch.addcmul(own.product, own.length, psi.lift(own.angle))
         share = share_of(rivals, T, own, table, rows, rule, [term(facts) for term in row_terms])
-        bounded = unit_features and unit_weight and bias is None and rule.is_softmax
+        bounded = unit_features and table.unit and bias is None and rule.is_softmax
         whole = layout.combine(table, rule.aggregate, share, bound=rows.s if bounded else None)
         loss = row_losses(rule, whole, batch, rows.s, label_smoothing, classes)
         return layout.own(loss, batch) if reduction == "none" else reduced(loss, batch.used, reduction)

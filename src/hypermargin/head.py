@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from hypermargin import checks
 from hypermargin.backends import Backend, Triton, find_backend
 from hypermargin.checks import Gradient, Reduction
+from hypermargin.class_state import ClassState
+from hypermargin.counts import checked_counts
 from hypermargin.functional import margin_softmax
 from hypermargin.layout import WHOLE, Layout
 from hypermargin.margins import Margin
@@ -23,6 +25,7 @@ from hypermargin.schedule import Adjustment, Schedule, checked_schedules, combin
 from hypermargin.scores import Scores, adacos_step, logits, scores
 from hypermargin.settings import HeadSettings, Scale, setting_names, unknown_setting
 from hypermargin.terms import RowTerm, checked_terms
+from hypermargin.views import AS_THEY_ARE, View, Viewed
 
 if TYPE_CHECKING:
     from hypermargin.optim import FusedSGD
@@ -48,6 +51,8 @@ class MarginHead(nn.Module):
     - class_offsets: (C,), added to the logits of the classes in the loss and left out of `logits`, for classes
       that are not equally frequent: τ·log(share of the class) is logit adjustment (Menon et al. 2021,
       arXiv:2007.07314)
+    - class_counts: (C,), the training samples of each class, for margins and views that go by them
+    - view: what the loss takes for the class rows (`hypermargin.views`); `logits` and `scores` take the rows
     - learn_margin: m is a parameter, by class if class_margins is given, else one for all, kept in its domain, and
       the training loss is L − margin_reward·s·mean(m − m₀), m₀ the m of no margin. Without a reward it always
       shrinks, since dL/dm = −s(1−p_y)·dψ/dm ≥ 0. With reward ρ, CosFace settles where mean(1−p_y) = ρ.
@@ -82,11 +87,13 @@ class MarginHead(nn.Module):
         unit_features: bool = True,
         unit_weight: bool = True,
         rule: Rule = SOFTMAX,
+        view: View = AS_THEY_ARE,
         centers: int = 1,
         learn_scale: bool = False,
         scale_floor: float | None = None,
         class_margins: Tensor | Sequence[float] | None = None,
         class_offsets: Tensor | Sequence[float] | None = None,
+        class_counts: Tensor | Sequence[float] | None = None,
         learn_margin: bool = False,
         margin_reward: float = 0.1,
         schedule: Schedule | Sequence[Schedule] | None = None,
@@ -109,8 +116,8 @@ class MarginHead(nn.Module):
         checks.count("classes", classes)
         self.settings = HeadSettings(
             dim, classes, margin, scale=scale, bias=bias, unit_features=unit_features, unit_weight=unit_weight,
-            rule=rule, centers=centers, learn_scale=learn_scale, scale_floor=scale_floor, learn_margin=learn_margin,
-            margin_reward=margin_reward, gradient=gradient, ignore_index=ignore_index,
+            rule=rule, view=view, centers=centers, learn_scale=learn_scale, scale_floor=scale_floor,
+            learn_margin=learn_margin, margin_reward=margin_reward, gradient=gradient, ignore_index=ignore_index,
             label_smoothing=label_smoothing, reduction=reduction, check=check, backend=backend, shard=shard,
             sample=sample,
         )  # fmt: skip
@@ -142,7 +149,12 @@ class MarginHead(nn.Module):
             self.register_buffer("offsets", None)
         else:
             self._hold("offsets", self._own(checks.class_offsets(class_offsets, classes)), device)
-        self.row_margin, self.rule_state = margin.row_margin().to(device), rule.state().to(device)
+        self.row_margin, self.rule_state, self.view_state = margin.row_margin(), rule.state(), view.state()
+        counts = None if class_counts is None else checked_counts(class_counts, classes)
+        for part in self.parts_by_class().values():
+            part.hold(self.layout.held(classes), dim, counts)
+        for module in (self.row_margin, self.rule_state, self.view_state):
+            module.to(device)
         own_term = margin.row_term()
         terms = [*checked_terms(row_terms, dim, classes), *([own_term] if own_term else [])]
         self.row_terms = nn.ModuleList(terms).to(device)
@@ -177,7 +189,7 @@ class MarginHead(nn.Module):
         and are the same for every number of ranks.
         """
         self._reset_own()
-        for part in (self.row_margin, self.rule_state, self.row_terms, self.schedules):
+        for part in (self.row_margin, self.rule_state, self.view_state, self.row_terms, self.schedules):
             for module in part.modules():
                 if hasattr(module, "reset_parameters"):
                     cast("Any", module).reset_parameters()
@@ -213,6 +225,10 @@ class MarginHead(nn.Module):
         own = Triton() if self.settings.backend == "auto" else find_backend(self.settings.backend)
         if not isinstance(own, Triton):
             raise ValueError(f'FusedSGD needs backend="triton"; got {self.settings.backend!r}.')
+        if not self.settings.view.is_identity:
+            raise ValueError(
+                f"FusedSGD changes the class rows themselves, and view={self.settings.view} has others."
+            )
         self.training_backend = dataclasses.replace(own, update=optimizer)
 
     @property
@@ -220,8 +236,12 @@ class MarginHead(nn.Module):
         """The optimiser that works in the backward, if there is one."""
         return getattr(self.training_backend, "update", None)
 
+    def parts_by_class(self) -> dict[str, ClassState]:
+        """Return the parts that may remember something of every class, by name."""
+        return {part.part: part for part in (self.row_margin, self.view_state)}
+
     def by_class(self) -> dict[str, Tensor]:
-        """Return the tensors that have entries by class: weight, and bias, m and offsets where they go by class."""
+        """Return the tensors with entries by class: weight, bias, m and offsets if they are, and parts' state."""
         found: dict[str, Tensor] = {"weight": self.weight}
         if self.bias is not None and self.bias.dim():
             found["bias"] = self.bias
@@ -229,7 +249,14 @@ class MarginHead(nn.Module):
             found["m"] = self.m
         if self.offsets is not None:
             found["offsets"] = self.offsets
+        for part, module in self.parts_by_class().items():
+            found |= {f"{part}.{name}": tensor for name, tensor in module.by_class().items()}
         return found
+
+    def end_epoch(self) -> None:
+        """Settle what goes by epochs, such as KappaFace's margins; all ranks call it after an epoch's last step."""
+        for part in self.parts_by_class().values():
+            part.end_epoch(self.layout)
 
     def current_scale(self) -> Tensor:
         """Return s as the loss uses it: a learned s does not go below its floor."""
@@ -278,10 +305,10 @@ class MarginHead(nn.Module):
         return loss
 
     def _layout_of_step(self) -> Layout:
-        sample = self.settings.sample
-        if sample is None or sample.rate == 1 or not self.training:
-            return self.layout
-        return Sampled(self.layout, sample, snapshot(self.sampled_steps))
+        sample, layout = self.settings.sample, self.layout
+        if sample is not None and sample.rate < 1 and self.training:
+            layout = Sampled(layout, sample, snapshot(self.sampled_steps))
+        return layout if self.settings.view.is_identity else Viewed(layout, self.view_state)
 
     def _bias_with_offsets(self, offsets: Tensor) -> Tensor:
         if self.bias is None:
@@ -297,6 +324,7 @@ class MarginHead(nn.Module):
         for term in self.row_terms:
             if hasattr(term, "advance"):
                 cast("Any", term).advance()
+        self.view_state.advance()
         for schedule in cast("list[Schedule]", self.schedules):
             if not schedule.driven:
                 schedule.advance()

@@ -32,6 +32,15 @@ class ClassTable(NamedTuple):
     m: Tensor | None = None  # (C·K, …)  margins by class
     is_empty: bool = False  # this process has no class: the one row is zero, and no label refers to it
     raised: float = 0.0  # how much PartialFC's correction raises the bound on the logits
+    picked: Tensor | None = None  # (S,)  which of the classes held here the rows are of; None: all, in order
+    times: Tensor | None = None  # (C·K,)  PartialFC's correction, which is part of `bias`
+
+    def by_row(self, by_class: Tensor) -> Tensor:
+        """Return numbers of the classes held here as one per row of `weight`."""
+        if self.is_empty:
+            return by_class.new_zeros(1, *by_class.shape[1:])
+        found = by_class if self.picked is None else by_class.index_select(0, self.picked)
+        return found if self.centers == 1 else found.repeat_interleave(self.centers, 0)
 
     def of_labels(self, by_class: Tensor) -> Tensor:
         """Return the entry of a table by class for each label, (N, L, …); arbitrary if the label is not here."""

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from torch import Tensor
 
 from hypermargin.counts import margins_from_counts, offsets_from_counts
 from hypermargin.margins import (
     AdaFace,
+    AdaptiveFace,
     ArcFace,
     Combined,
     CosFace,
+    DynArcFace,
     ElasticArcFace,
     ElasticCosFace,
     ExpFace,
+    KappaFace,
     MagFace,
     Margin,
     NoMargin,
@@ -29,6 +32,7 @@ from hypermargin.margins import NPCFace as NPCFaceMargin
 from hypermargin.margins import P2SGrad as P2SGradMargin
 from hypermargin.margins import SFace as SFaceMargin
 from hypermargin.margins import SphereFace2 as SphereFace2Margin
+from hypermargin.margins.adaptiveface import first_margins
 from hypermargin.rules import (
     SOFTMAX,
     ArcNegFace,
@@ -49,6 +53,7 @@ from hypermargin.rules import (
 )
 from hypermargin.schedule import LambdaAnnealing, Schedule
 from hypermargin.settings import HeadSettings
+from hypermargin.views import AS_THEY_ARE, VariationalPrototypes, VectorScaling, View
 
 PSI = "the shape of ψ"
 ROWS = "the margin of each row"
@@ -56,6 +61,7 @@ FREQUENCIES = "margins and offsets by how frequent a class is"
 RIVALS = "what a rival counts as"
 ONE_PER_CLASS = "one question per class"
 CENTERS = "several centers per class"
+CLASS_ROWS = "the rows of the classes"
 
 
 @dataclass(frozen=True)
@@ -73,20 +79,26 @@ class Recipe:
     width: str = ""  # width of the band between the two boundaries, for classes θ12 apart
     bias: bool | Literal["shared"] = False
     rule: Rule = SOFTMAX
+    view: View = AS_THEY_ARE
     centers: int = 1
+    learn_margin: bool = False
+    margin_reward: float = 0.1
     learn_scale: bool = False
     scale_floor: float | None = None
     schedule: Callable[[], Schedule] | None = None
     group: str = "classic"  # or what of a loss it changes
     # From the samples of each class, and m or τ: arguments of the head that depend on them.
     by_counts: Callable[[Tensor, Margin, float], dict[str, Tensor]] | None = None
+    by_classes: Callable[[Margin, int], Tensor] | None = None  # margins by class that a learned m begins at
+    version: str = ""  # how `create_head` is told that this is one of several of a name, which the table then has
 
     def settings(self, dim: int, classes: int) -> HeadSettings:
         """Return the settings of such a head, as its paper has them."""
         return HeadSettings(
             dim, classes, self.margin, scale=self.scale, bias=self.bias, unit_features=self.unit_features,
             unit_weight=self.unit_weight, learn_scale=self.learn_scale, scale_floor=self.scale_floor,
-            rule=self.rule, centers=self.centers,
+            rule=self.rule, view=self.view, centers=self.centers, learn_margin=self.learn_margin,
+            margin_reward=self.margin_reward,
         )  # fmt: skip
 
 
@@ -106,12 +118,37 @@ def _offsets_by_counts(counts: Tensor, margin: Margin, tau: float) -> dict[str, 
     return {"class_offsets": offsets_from_counts(counts, tau)}
 
 
+def _only_counts(counts: Tensor, margin: Margin, tau: float) -> dict[str, Tensor]:
+    return {"class_counts": counts}
+
+
 _SPHEREFACE = Recipe(
     SphereFace(m=4.0), unit_features=False, scale=1.0, schedule=_lambda_of_a_softmax,
     boundary="mθ1 = θ2", width="θ12·(m−1)/(m+1)",
     good="angle is all that separates classes", bad="hard to train without λ; thin band between close classes",
     paper="Liu et al. 2017, arXiv:1704.08063",
 )  # fmt: skip
+
+_SPHEREFACE_R = (
+    Recipe(
+        SphereFace(m=1.5), scale=30.0, group=PSI, version="`sphereface-r`, version=0",
+        good="sphereface without λ", bad="bands as thin as sphereface's between close classes",
+        paper="Liu et al. 2022, arXiv:2109.05565",
+    ),
+    Recipe(
+        SphereFace(m=1.5, beyond="flat"), scale=30.0, group=PSI, version="`sphereface-r`, version=1",
+        good="as version 0", bad="the hardest samples teach nothing",
+        paper="Liu et al. 2022, arXiv:2109.05565",
+    ),
+    Recipe(
+        NoMargin(), rule=SphereFaceR(), scale=30.0, group=RIVALS, version="`sphereface-r`, version=2",
+        good="the margin is on the rivals", bad="steep for rivals opposite to the feature",
+        paper="Liu et al. 2022, arXiv:2109.05565",
+    ),
+)  # fmt: skip
+
+# Heads with a `version`: the names of their versions, in order. The name alone is the last.
+VERSIONS = {"sphereface-r": ("sphereface-r-v0", "sphereface-r-v1", "sphereface-r-v2")}
 
 FAMILY: dict[str, Recipe] = {
     "softmax": Recipe(
@@ -199,6 +236,23 @@ FAMILY: dict[str, Recipe] = {
         good="as elasticface-arc", bad="as elasticface-arc",
         paper="Boutros et al. 2022, arXiv:2109.09416",
     ),
+    "dyn-arcface": Recipe(
+        DynArcFace(), scale=64.0, group=ROWS,
+        good="classes with room get more margin", bad="a second pass over the classes; three numbers, ours guessed",
+        paper="Jiao et al. 2021, Multimedia Tools and Applications",
+    ),
+    "adaptiveface": Recipe(
+        AdaptiveFace(), scale=30.0, group=ROWS, learn_margin=True, margin_reward=70 / 30,
+        by_classes=lambda margin, classes: first_margins(cast("CosFace", margin), classes),
+        good="no margin to choose", bad="margins end at 0 or 1 unless the reward balances them",
+        paper="Liu et al. 2019, CVPR",
+    ),
+    "kappaface": Recipe(
+        KappaFace(), scale=64.0, group=FREQUENCIES, by_counts=_only_counts,
+        good="classes that scatter, and rare ones, get the larger margin",
+        bad="needs counts; a second table of the size of the weight; the trainer must say when an epoch ends",
+        paper="Oinar et al. 2022, arXiv:2201.07394",
+    ),
     "ldam": Recipe(
         CosFace(m=0.5), scale=30.0, group=FREQUENCIES, by_counts=_margins_by_counts,
         good="rare classes get the larger margin", bad="needs counts; often deferred re-weighting beside it",
@@ -215,6 +269,12 @@ FAMILY: dict[str, Recipe] = {
         by_counts=_offsets_by_counts,
         good="as balanced-softmax, τ to tune", bad="as balanced-softmax",
         paper="Menon et al. 2021, arXiv:2007.07314",
+    ),
+    "vs": Recipe(
+        NoMargin(), unit_weight=False, unit_features=False, scale=1.0, bias=True, group=FREQUENCIES,
+        view=VectorScaling(), by_counts=_only_counts,
+        good="goes on where offsets alone end: at zero training error", bad="needs counts; two numbers to tune",
+        paper="Kini et al. 2021, arXiv:2103.01550",
     ),
     "mv-am-softmax": Recipe(
         CosFace(m=0.35), rule=MVSoftmax(), scale=32.0, group=RIVALS,
@@ -266,21 +326,10 @@ FAMILY: dict[str, Recipe] = {
         good="bears one person under two labels", bad="leaves alone what is really hard",
         paper="An et al. 2022, arXiv:2203.15565",
     ),
-    "sphereface-r-v0": Recipe(
-        SphereFace(m=1.5), scale=30.0, group=PSI,
-        good="sphereface without λ", bad="bands as thin as sphereface's between close classes",
-        paper="Liu et al. 2022, arXiv:2109.05565",
-    ),
-    "sphereface-r-v1": Recipe(
-        SphereFace(m=1.5, beyond="flat"), scale=30.0, group=PSI,
-        good="as sphereface-r-v0", bad="the hardest samples teach nothing",
-        paper="Liu et al. 2022, arXiv:2109.05565",
-    ),
-    "sphereface-r-v2": Recipe(
-        NoMargin(), rule=SphereFaceR(), scale=30.0, group=RIVALS,
-        good="the margin is on the rivals", bad="steep for rivals opposite to the feature",
-        paper="Liu et al. 2022, arXiv:2109.05565",
-    ),
+    "sphereface-r": _SPHEREFACE_R[2],
+    "sphereface-r-v0": _SPHEREFACE_R[0],
+    "sphereface-r-v1": _SPHEREFACE_R[1],
+    "sphereface-r-v2": _SPHEREFACE_R[2],
     "sphereface2": Recipe(
         SphereFace2Margin(), rule=SphereFace2(), bias="shared", scale=40.0, group=ONE_PER_CLASS,
         good="one question per class: no class needs to see the others", bad="no probabilities; two more numbers",
@@ -311,4 +360,21 @@ FAMILY: dict[str, Recipe] = {
         good="mislabelled and odd samples gather at a center of their own", bad="K times the work and memory",
         paper="Deng et al. 2020, ECCV",
     ),
+    "vpl": Recipe(
+        ArcFace(m=0.5), view=VariationalPrototypes(), scale=64.0, group=CLASS_ROWS,
+        good="samples are compared with each other, not with class vectors alone",
+        bad="a second table of the size of the weight; nothing happens in the first 8,000 steps",
+        paper="Deng et al. 2021, CVPR",
+    ),
 }  # fmt: skip
+
+
+def named(name: str, settings: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the name of the version that settings ask for, and the settings without it."""
+    rest = dict(settings)
+    if name not in VERSIONS or "version" not in rest:
+        return name, rest
+    version, known = rest.pop("version"), VERSIONS[name]
+    if isinstance(version, bool) or version not in range(len(known)):
+        raise ValueError(f"version must be one of {', '.join(map(str, range(len(known))))}; got {version!r}.")
+    return known[version], rest

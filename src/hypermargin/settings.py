@@ -15,6 +15,7 @@ from hypermargin.margins import Margin
 from hypermargin.parallel import PartialFC, Shard
 from hypermargin.rules import LOG_SUM_EXP, SOFTMAX, Rule
 from hypermargin.scales import adacos_scale, needed_scale, smallest_scale
+from hypermargin.views import AS_THEY_ARE, View
 
 Scale = float | Literal["advised", "adacos", "adacos-dynamic"]
 AUTOMATIC_SCALES = ("advised", "adacos", "adacos-dynamic")
@@ -36,6 +37,7 @@ class HeadSettings:
     unit_features: bool = True
     unit_weight: bool = True
     rule: Rule = SOFTMAX
+    view: View = AS_THEY_ARE
     centers: int = 1
     learn_scale: bool = False
     scale_floor: float | None = None
@@ -72,6 +74,8 @@ class HeadSettings:
         checks.combination(
             self.rule, self.unit_weight, self.centers, self.label_smoothing, False, self.sample is None
         )
+        checks.instance("view", self.view, View, "hypermargin.views.VectorScaling()")
+        self.view.check(self.rule, self.unit_weight, self.centers)
         self._check_scale()
         if self.learn_margin and self.margin.m is None:
             raise ValueError("class_margins and learn_margin need a margin that has an m; NoMargin has none.")
@@ -131,6 +135,7 @@ class HeadSettings:
             f"gradient={self.gradient!r}, backend={self.backend!r}"
         )
         words += f", rule={self.rule}" if self.rule != SOFTMAX else ""
+        words += "" if self.view.is_identity else f", view={self.view}"
         words += f", centers={self.centers}" if self.centers > 1 else ""
         return words + (f", sample={self.sample}" if self.sample is not None else "")
 
@@ -171,17 +176,27 @@ class HeadOverrides(TypedDict, total=False):
     tau: float
     positive: float
     weight: float
+    gamma: float
+    temperature: float
+    k1: float
+    k2: float
+    share: float
+    within: float
+    after: float
+    version: int
     margin: Margin
     scale: Scale
     bias: bool | Literal["shared"]
     unit_features: bool
     unit_weight: bool
     rule: Rule
+    view: View
     centers: int
     learn_scale: bool
     scale_floor: float | None
     class_margins: Any
     class_offsets: Any
+    class_counts: Any
     learn_margin: bool
     margin_reward: float
     schedule: Any
@@ -199,7 +214,7 @@ class HeadOverrides(TypedDict, total=False):
 
 
 # Arguments of `MarginHead` that are no settings, because they are tensors, modules or about where they live.
-STATE = ("class_margins", "class_offsets", "schedule", "row_terms", "device", "dtype")
+STATE = ("class_margins", "class_offsets", "class_counts", "schedule", "row_terms", "device", "dtype")
 
 
 def setting_names() -> list[str]:

@@ -18,7 +18,10 @@ def test_losses_after_arcface_are_compared(tmp_path):
         "data": str(tmp_path / "d.npz"), "split": "sample", "epochs": 2, "batch": 32, "model": "mlp",
         "model_set": {"widths": [16]}, "dim": 8, "log": 3, "workers": 0,
     }  # fmt: skip
-    heads = ("adaface:h=0.2", "ldam", "subcenter-arcface:centers=2")
+    heads = (
+        "adaface:h=0.2", "ldam", "subcenter-arcface:centers=2", "kappaface", "dyn-arcface", "adaptiveface", "vs",
+        "vpl:after=2", "sphereface-r:version=1",
+    )  # fmt: skip
     done = compare(Plan(settings, heads, seeds=1, plane=0), tmp_path / "out", jobs=1)
     report = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     for head in heads:

@@ -15,6 +15,7 @@ from hypermargin.margins import ArcFace, SphereFace
 from hypermargin.recipes import FAMILY
 from hypermargin.rules import SOFTMAX
 from hypermargin.terms import CRFIQA, CenterLoss, RingLoss
+from hypermargin.views import VariationalPrototypes, VectorScaling
 
 WAIT = timedelta(seconds=120)
 SETTINGS = [(name, {}) for name in HEADS if name != "sphereface"] + STATEFUL
@@ -81,6 +82,10 @@ SLOTS = [
     {"row_terms": [RingLoss()], "centers": 2},
     {"row_terms": [CenterLoss(8, 5), CRFIQA(8)]},
     {"rule": rules.MVSoftmax(compared="bare")},
+    {"margin": margins.KappaFace(), "class_counts": [5, 1, 3, 2, 9]},
+    {"margin": margins.DynArcFace(k1=0.5)},
+    {"view": VectorScaling(), "class_counts": [5, 1, 3, 2, 9], "bias": True},
+    {"view": VariationalPrototypes(after=1.0)},
 ]
 
 

@@ -90,6 +90,33 @@ def test_the_battery():
     check_backend(Triton(), **given)
 
 
+def test_views_and_margins_by_class_that_move():
+    """Rows that a view has made, with the length it gave them and a bias; margins that come from a source."""
+    counts = [1 + k % 17 for k in range(520)]
+    heads = {
+        "kappaface": {"counts": counts}, "dyn-arcface": {}, "adaptiveface": {}, "vs": {"counts": counts},
+        "vpl": {"after": 1.0}, "arcface": {"view": hm.views.VectorScaling(), "class_counts": counts},
+    }  # fmt: skip
+    x, W, y = example()
+    for name, options in heads.items():
+        found = {}
+        for backend in ("triton", "dense"):
+            head = hm.create_head(name, 24, 520, backend=backend, device=DEVICE, check=False, **options)
+            head = head if backend == "triton" else head.double()
+            with torch.no_grad():
+                head.weight.copy_(W)
+            for step in range(3):
+                leaf = x.roll(step, 0).to(head.weight.dtype).requires_grad_()
+                head.zero_grad()
+                loss = head(leaf, y)
+                loss.backward()
+                if step == 1:
+                    head.end_epoch()
+            found[backend] = [loss.detach(), leaf.grad, head.weight.grad]
+        for mine, right in zip(*found.values(), strict=True):
+            assert relative(mine, right) < 2e-5, name
+
+
 def test_what_is_kept_is_what_the_memory_allows():
     cut = plan(34, 520, 24, SOME)
     assert (cut.chunk, cut.kept) == (256, 256)

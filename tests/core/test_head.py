@@ -410,10 +410,10 @@ def test_the_head_is_a_module_like_others():
 
 
 def test_editors_know_every_override():
-    """Typed overrides are MarginHead's arguments and the fields of all margins and rules, no more."""
-    parts = [hm.margins.get(name) for name in hm.margins.names()] + [hm.rules.get(n) for n in hm.rules.names()]
+    """Typed overrides are MarginHead's arguments and the fields of all margins, rules and views, no more."""
+    parts = [kind.get(name) for kind in (hm.margins, hm.rules, hm.views) for name in kind.names()]
     fields = {field.name for part in parts for field in dataclasses.fields(part)}
-    by_counts = {"counts", "tau"}  # which become class_margins or class_offsets
+    by_counts = {"counts", "tau", "version"}  # counts become an argument by class, the version another name
     own = {"D"}  # Piecewise's function
     assert set(HeadOverrides.__annotations__) == {"margin", *setting_names(), *fields} - own | by_counts
     arguments = {p.name for p in inspect.signature(hm.MarginHead).parameters.values()} - {"unknown"}

@@ -118,7 +118,12 @@ def test_by_counts():
     torch.testing.assert_close(margins_from_counts(COUNTS, "ldam").double(), 0.5 * t / t.max(), rtol=1e-6, atol=0)
     dynamic = margins_from_counts(COUNTS, low=0.05, high=0.5).double()
     torch.testing.assert_close(dynamic, 0.05 + 0.45 * (t - t.min()) / (t.max() - t.min()), rtol=1e-6, atol=1e-7)
-    assert margins_from_counts([5, 5, 5]).tolist() == [0.5, 0.5, 0.5]
+    assert torch.equal(margins_from_counts(COUNTS, "landmark"), margins_from_counts(COUNTS, "power"))
+    happywhale = margins_from_counts(COUNTS, "absolute", low=0.05, high=0.32126, power=0.364399).double()
+    torch.testing.assert_close(happywhale, 0.27126 * n**-0.364399 + 0.05, rtol=1e-6, atol=1e-7)
+    for rule, even in (("power", 0.5), ("ldam", 0.5), ("absolute", 0.05 + 0.45 * 5**-0.25)):
+        assert margins_from_counts([5, 5, 5], rule).tolist() == pytest.approx([even] * 3)
+        assert margins_from_counts([1, 0], rule).tolist() == [0.5, 0.5]  # none counts as one
     head, x, y = made("ldam", counts=COUNTS)
     m = (0.5 * t / t.max()).float().double()[y]
     agree(head(x, y), margined(head, x, y, lambda a: a.cos() - m, 30.0), x, head.weight)

@@ -61,6 +61,17 @@ def test_a_run_of_each(tmp_path, name):
         torch.testing.assert_close(trained.head.m, wanted)
     if name in ("balanced-softmax", "logit-adjustment"):
         torch.testing.assert_close(trained.head.offsets, offsets_from_counts(counts))
+    if name == "kappaface":
+        assert not trained.head.row_margin.seen.any()
+        assert trained.head.row_margin.samples.tolist() == counts
+        weights = trained.head.row_margin.weights
+        assert (weights != 1).all()  # an epoch has ended
+        assert weights.argmin() == 0  # the most frequent class
+    if name == "vs":
+        torch.testing.assert_close(trained.head.view_state.offsets, offsets_from_counts(counts))
+    if name == "vpl":
+        assert trained.head.view_state.step == trained.step
+        assert (trained.head.view_state.ago < trained.step).all()
 
 
 def low_ones(counts):
@@ -71,14 +82,16 @@ class CutError(Exception):
     """A run that is cut off."""
 
 
-@pytest.mark.parametrize("name", ["adaface", "elasticface-arc"])
-def test_resumed_to_the_bit(tmp_path, name, monkeypatch):
-    config = Config(**QUICK, head=name, checkpoint=3)
+@pytest.mark.parametrize("name", ["adaface", "elasticface-arc", "kappaface", "vpl", "vs", "adaptiveface"])
+@pytest.mark.parametrize("at", [3, 4, 7])
+def test_resumed_to_the_bit(tmp_path, name, at, monkeypatch):
+    """Cut off in the first epoch, at its end, and in the second."""
+    config = Config(**QUICK, head=name, checkpoint=3, ema=0.9, set={"after": 2.0} if name == "vpl" else {})
     train(config, tmp_path / "whole", data=uneven(), quiet=True)
     step = Trainer._train_step
 
     def until(self, *given):
-        if self.step == 4:
+        if self.step == at:
             raise CutError
         step(self, *given)
 
@@ -89,13 +102,13 @@ def test_resumed_to_the_bit(tmp_path, name, monkeypatch):
     train(config, tmp_path / "cut", data=uneven(), resume=True, quiet=True)
     whole, cut = (load(tmp_path / folder, "last").head.state_dict() for folder in ("whole", "cut"))
     assert set(whole) == set(cut)
-    assert any(key.startswith("row_margin.") for key in whole)
+    assert any(key == "m" or key.startswith(("row_margin.", "view_state.")) for key in whole)
     for key, value in whole.items():
         assert torch.equal(value, cut[key]), key
 
 
 def test_exported_with_its_state_and_offsets_absent(tmp_path):
-    for name in ("adaface", "logit-adjustment"):
+    for name in ("adaface", "logit-adjustment", "kappaface", "vs", "vpl"):
         train(Config(**QUICK, head=name), tmp_path / name, data=uneven(), quiet=True)
         trained = load(tmp_path / name)
         export(trained, tmp_path / f"{name}.onnx", with_head=True)
@@ -114,6 +127,11 @@ def test_exported_with_its_state_and_offsets_absent(tmp_path):
         (
             {"class_margins": "power:high=2", "head": "sphereface", "set": {"m": 3.0}},
             lambda n: margins_from_counts(n, low=1.1, high=2.0),
+        ),
+        ({"class_margins": "landmark:low=0.02,high=0.2", "head": "arcface"}, low_ones),
+        (
+            {"class_margins": "absolute:low=0.1,high=0.4,power=0.5"},
+            lambda n: margins_from_counts(n, "absolute", low=0.1, high=0.4, power=0.5),
         ),
         ({"class_margins": "power:high=0.2", "head": "adaface"}, low_ones),
         ({"class_margins": "power:high=0.2", "head": "ldam"}, low_ones),
@@ -145,6 +163,9 @@ def test_margins_by_class(tmp_path, capsys, settings, margins):
         ({"class_margins": "ldam", "set": {"class_margins": [0.1, 0.2]}}, "Leave one of the two out"),
         ({"head": "ldam", "set": {"counts": [1, 2]}}, "They are counted in the training part"),
         ({"head": "ldam", "set": {"tau": 2.0}}, "ldam has no tau"),
+        ({"head": "vs", "set": {"class_counts": [1, 2]}}, "They are counted in the training part"),
+        ({"head": "arcface", "set": {"view": "vpl"}}, "A view belongs to a head"),
+        ({"head": "vs", "set": {"gamma": -1.0}}, "gamma=…) must lie in"),
         ({"head": "logit-adjustment", "set": {"tau": -1.0}}, "tau must"),
         ({"head": "magface", "set": {"l_a": 200.0}}, "l_a=…) must be below u_a"),
         ({"head": "elasticface-arc", "set": {"pairing": "some"}}, "pairing"),
@@ -162,6 +183,42 @@ def test_numbers_that_the_advisor_does_not_choose_are_told(tmp_path, capsys):
         train(Config(**{**QUICK, "dim": 2}, head=head), tmp_path / head, data=uneven())
         said = " ".join(capsys.readouterr().err.split())
         assert (f"s and the margin are {head}'s own: the advisor's rule is not for this loss" in said) == told
+
+
+def test_a_view_that_begins_after_the_end_is_told_and_versions_are_numbers_of_a_head(tmp_path, capsys):
+    train(Config(**QUICK, head="vpl"), tmp_path / "vpl", data=uneven())
+    said = " ".join(capsys.readouterr().err.split())
+    assert "as they are until step 8000, and this run has" in said
+    train(Config(**QUICK, head="vpl", set={"after": 3.0}), tmp_path / "early", data=uneven())
+    assert "as they are until step" not in " ".join(capsys.readouterr().err.split())
+    for version, margin in ((0, "sphereface"), (1, "sphereface"), (2, "none")):
+        config = Config(**{**QUICK, "epochs": 1}, head="sphereface-r", set={"version": version})
+        train(config, tmp_path / str(version), data=uneven(), quiet=True)
+        head = load(tmp_path / str(version)).head
+        assert (head.margin.name, head.settings.rule.name) == (
+            margin,
+            "sphereface-r" if version == 2 else "softmax",
+        )
+    with pytest.raises(ValueError, match="version must be one of 0, 1, 2"):
+        Config(head="sphereface-r", set={"version": 5})
+
+
+def test_the_averaged_head_has_the_margins_of_the_last_epoch(tmp_path):
+    train(Config(**QUICK, head="kappaface", ema=0.9), tmp_path / "run", data=uneven(), quiet=True)
+    averaged = load(tmp_path / "run", "last").head.row_margin
+    assert not averaged.seen.any()
+    assert (averaged.weights != 1).all()
+
+
+def test_counts_that_a_head_goes_by_are_told(tmp_path, capsys):
+    for head in ("kappaface", "vs", "adaptiveface"):
+        train(Config(**{**QUICK, "epochs": 1}, head=head, sampling="balanced"), tmp_path / head, data=uneven())
+        counts = trained_on(tmp_path / head)
+        said = " ".join(capsys.readouterr().err.split())
+        told = f"samples by class, which {head} goes by: {min(counts)} to {max(counts)}"
+        assert (told in said) == (head != "adaptiveface")
+        assert ("rare ones are favoured twice" in said) == (head != "adaptiveface")
+        assert "m by class" not in said
 
 
 def test_even_sampling_beside_counts_is_told(tmp_path, capsys):

@@ -156,6 +156,7 @@ def test_one_rate_and_one_state_for_both():
         ({"set": {"backend": "dense"}}, "is part of the backend triton, and set has backend = 'dense'"),
         ({"schedule": ["alternate:angle_steps=1,magnitude_steps=1"], "head": "a-softmax",
           "set": {"unit_weight": False}}, "schedule has a penalty on the class weights"),
+        ({"head": "vpl"}, "changes the class rows themselves, and vpl has others in its loss"),
         ({"head_optimizer": "sgd"}, "head_optimizer must be one of 'fused-sgd'; got 'sgd'"),
     ],
 )  # fmt: skip

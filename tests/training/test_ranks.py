@@ -37,9 +37,12 @@ RUNS = {
     "partial fc": {"head": "arcface", "optimizer": "sgd", "lr": 0.02, "sample_rate": 0.5},
     "softmax": {"head": "softmax", "set": {"bias": True}, "split": "sample"},
     "cosface learned m": {"head": "cosface", "set": {"learn_margin": True}},
+    "kappaface averaged": {"head": "kappaface", "ema": 0.9},
+    "vpl partial fc": {"head": "vpl", "sample_rate": 0.5, "set": {"after": 2.0}},
+    "vs": {"head": "vs", "split": "sample"},
     "adacos balanced": {"head": "arcface", "set": {"scale": "adacos-dynamic"}, "sampling": "balanced"},
 }
-SLOW = ("normface learned sgd accumulated", "cosface learned m", "adacos balanced")
+SLOW = ("normface learned sgd accumulated", "cosface learned m", "adacos balanced", "vs")
 over_runs = pytest.mark.parametrize(
     "settings",
     [pytest.param(s, id=name, marks=[pytest.mark.slow] if name in SLOW else []) for name, s in RUNS.items()],

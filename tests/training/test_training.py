@@ -47,7 +47,7 @@ def records(folder, kind):
     return [line for line in lines if line["kind"] == kind]
 
 
-BY_OFFSETS = ("balanced-softmax", "logit-adjustment")
+BY_OFFSETS = ("balanced-softmax", "logit-adjustment", "vs")
 
 # Settings
 
@@ -298,7 +298,7 @@ def test_what_is_watched(name):
         expected = torch.quantile(norms, q, interpolation="nearest")
         assert seen[name_] == pytest.approx(float(expected), rel=1e-6)
     m = head.margin.m
-    u = dict.fromkeys(("arcface", "elasticface-arc", "npcface"), lambda: own + m)
+    u = dict.fromkeys(("arcface", "elasticface-arc", "npcface", "kappaface", "dyn-arcface"), lambda: own + m)
     u |= {"sphereface": lambda: m * own, "combined": lambda: m[0] * own + m[1]}
     if head.margin.name in u:
         assert seen["past_fold"] == pytest.approx(float((u[head.margin.name]() > math.pi).float().mean()))

@@ -6,9 +6,21 @@ import math
 from typing import TYPE_CHECKING
 
 from hypermargin.advise.usual import PAPERS_DIM, draw
-from hypermargin.margins import AdaFace, ElasticArcFace, ElasticCosFace, ExpFace, MagFace, SphereFace2, X2Softmax
+from hypermargin.margins import (
+    AdaFace,
+    AdaptiveFace,
+    DynArcFace,
+    ElasticArcFace,
+    ElasticCosFace,
+    ExpFace,
+    KappaFace,
+    MagFace,
+    SphereFace2,
+    X2Softmax,
+)
 from hypermargin.recipes import FAMILY
 from hypermargin.rules import MVSoftmax
+from hypermargin.views import VariationalPrototypes
 
 if TYPE_CHECKING:
     from hypermargin.advise.rule import Recommendation
@@ -49,6 +61,30 @@ def _of_margin(advice: Recommendation) -> list[str]:
                 f"ElasticFace: sigma = {sigma:.3g} is {100 * sigma / m if m else 0:.0f} % of m; the paper has 10 % "
                 "(arc) and 14 % (cos), a guess for other data; 0 is no noise."
             ]
+        case KappaFace(m=m, gamma=gamma, temperature=temperature):
+            rare, common = 1 - gamma / 2, gamma / 2
+            return [
+                f"KappaFace: m = {m:.3g} is the margin until the first epoch ends; then a class that scatters as "
+                f"most do has {m * common:.3g} if it is the most frequent and {m * rare:.3g} if it is rare. gamma "
+                f"= {gamma:g} and temperature = {temperature:g} are the configuration of the paper's code, a guess "
+                "for other data; s is for the margin of the first epoch."
+            ]
+        case DynArcFace(m=m, k1=k1, k2=k2):
+            most = m + k2 * max(advice.centre_angle - k1, 0)
+            return [
+                f"Dyn-ArcFace: from k1 = {k1:.3g} rad to the nearest class on the margin grows by k2 = {k2:.3g} "
+                f"per radian, to {most:.3g} where classes are as far apart as they get. No code was found that "
+                "gives the paper's numbers: m is ArcFace's, and k1 and k2 are a guess, made so that the band stays "
+                "within half of that."
+            ]
+        case AdaptiveFace(m=m):
+            return [
+                f"AdaptiveFace: margins begin at m = {m:.3g} ± 0.05. margin_reward = 2.33 is the paper's λ = 70 at "
+                "s = 30. A class with share π of the samples settles where the mean of 1 − p_y is "
+                "margin_reward/(C·π); above 1 there is no such place, and its margin goes to the end of its "
+                "domain: with the paper's, that of every class with fewer than 2.33 times the mean number of "
+                "samples. Below 1 is a guess for every data set: try 0.1 to 0.5."
+            ]
         case SphereFace2(t=t):
             return [
                 f"SphereFace2: t = {t:g}, positive = 0.7 and weight = 50 are OpenSphere's for 10,000 classes; with "
@@ -70,6 +106,15 @@ def _of_head(head: str, advice: Recommendation) -> list[str]:
         return [
             f"LDAM: m = {advice.m:.3g} is the margin of the rarest class; one with 16 times the samples gets half. "
             "The paper's is 0.5 at s = 30, for 10 and 100 classes; how much imbalance asks for is a guess."
+        ]
+    if isinstance(recipe.view, VariationalPrototypes):
+        view = recipe.view
+        return [
+            f"VPL: share = {view.share:g}, within = {view.within:g} and after = {view.after:g} steps are the "
+            "paper's, for hundreds of thousands of steps. A shorter run wants after at some tenth of its steps, a "
+            "guess; "
+            f"{view.within:g} steps show all {advice.classes:,} classes from a batch of "
+            f"{math.ceil(advice.classes / view.within):,} on. It has a second table as large as the class vectors."
         ]
     if isinstance(recipe.rule, MVSoftmax):
         more = advice.s * recipe.rule.t

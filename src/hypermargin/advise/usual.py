@@ -13,6 +13,7 @@ from hypermargin.margins import (
     AdaFace,
     ArcFace,
     CosFace,
+    DynArcFace,
     ElasticArcFace,
     ElasticCosFace,
     ExpFace,
@@ -53,8 +54,20 @@ def choose(name: str, phi: float, dim: int, numbers: Mapping[str, float]) -> Mar
     if isinstance(fitted, MagFace) and not numbers.keys() & {"l_a", "u_a"}:
         longer = math.sqrt(dim / PAPERS_DIM)
         fitted = replace(fitted, l_a=_rounded(fitted.l_a * longer), u_a=_rounded(fitted.u_a * longer))
+    if isinstance(fitted, DynArcFace):
+        fitted = _within_reach(fitted, phi, numbers)
     found: Margin = replace(fitted, **numbers)
     return found
+
+
+def _within_reach(usual: DynArcFace, phi: float, numbers: Mapping[str, float]) -> DynArcFace:
+    """Return a margin that begins to grow before classes are as far apart as they get, and ends at half of φ."""
+    k1 = numbers.get("k1", min(usual.k1, _rounded(3 * phi / 4)))
+    m = numbers.get("m", usual.m)
+    beyond = max(phi - k1, 0.0)
+    room = max(phi / 2 - m, 0.0)
+    k2 = min(usual.k2, math.floor(100 * room / beyond) / 100) if beyond else usual.k2
+    return replace(usual, k1=k1, k2=k2)
 
 
 def named(name: str) -> Margin:

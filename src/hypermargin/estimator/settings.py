@@ -76,6 +76,10 @@ def why_not(recipe: Recipe) -> str | None:
         return f"it has {recipe.centers} centers per class, and here a class has one vector"
     if type(recipe.margin).row_margin is not Margin.row_margin:
         return "its margin is one of each row, by the length of its feature or drawn, while a network learns"
+    if recipe.learn_margin:
+        return "its margins are learned, and here m is given"
+    if not recipe.view.is_identity:
+        return f"its class rows go through the view {recipe.view.name}, and here they are as they are"
     return None
 
 

@@ -56,7 +56,8 @@ def weights_of(head: MarginHead, optimizer: Optimizers = None) -> Weights:
     found, rest, state = (
         {name: tensor.detach().cpu().clone() for name, tensor in each.items()} for each in (found, rest, state)
     )
-    return Weights(**found, rest=rest, state=state)
+    parts = {name: found.pop(name) for name in list(found) if "." in name}
+    return Weights(**found, rest=rest, state=state, parts=parts)
 
 
 def goes_by_class(optimizer: Optimizer, key: str, value: object, parameter: Tensor) -> bool:
@@ -89,6 +90,8 @@ def head_from(weights: Weights, name: str, **overrides: Any) -> MarginHead:
         settings.setdefault("class_offsets", weights.offsets)
     if weights.m is not None and not counted:
         settings.setdefault("class_margins", _first_margins(weights.m, name, overrides))
+    if weights.parts and not counted:
+        settings.setdefault("class_counts", torch.ones(weights.classes))  # what came of theirs is in the parts
     settings.setdefault("dtype", weights.weight.dtype)
     head = create_head(name, weights.dim, weights.classes, **settings)
     state = head.state_dict()
@@ -97,7 +100,9 @@ def head_from(weights: Weights, name: str, **overrides: Any) -> MarginHead:
     # What was said here goes before what the file says.
     mine = {"scale": "scale", "class_margins": "m", "class_offsets": "offsets"}
     said = {key for setting, key in mine.items() if setting in overrides}
-    said |= {key for key in ("m", "offsets") if counted and key in state}
+    if counted:
+        told = {f"{part}.{key}" for part, module in head.parts_by_class().items() for key in module._first}
+        said |= {"m", "offsets", *told} & state.keys()
     given = {k: t for k, t in given.items() if k not in said and not k.startswith("optimizer.")}
     for key, tensor in given.items():
         if key not in state or state[key].shape != tensor.shape:
@@ -114,7 +119,8 @@ def _first_margins(m: Tensor, name: str, overrides: dict[str, Any]) -> Tensor:
     """Margins by class to make a head with: learned ones may have left their domain, which is no error."""
     recipe = FAMILY.get(name)
     zero = None if recipe is None else overrides.get("margin", recipe.margin).zero
-    if zero is None or not overrides.get("learn_margin") or m.shape[1:] != torch.tensor(zero).shape:
+    learned = overrides.get("learn_margin", recipe is not None and recipe.learn_margin)
+    if zero is None or not learned or m.shape[1:] != torch.tensor(zero).shape:
         return m
     return torch.tensor(zero).expand_as(m)
 

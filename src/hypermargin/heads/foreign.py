@@ -137,8 +137,9 @@ def _unlike(head: MarginHead) -> str:
         or head.settings.centers > 1
         or head.offsets is not None
         or len(head.row_terms)
+        or not head.settings.view.is_identity
     ):
-        return "it has softmax's rule, one center per class, no offsets and no row terms."
+        return "it has softmax's rule, one center per class as it is, no offsets and no row terms."
     if head.settings.sample is not None or head.settings.scale == "adacos-dynamic":
         return "it uses all classes at every step, and one scale."
     if head.settings.reduction != "mean":

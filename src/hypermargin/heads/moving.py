@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hypermargin.class_state import ByClass, known_entries
 from hypermargin.head import MarginHead
 from hypermargin.heads.convert import Optimizers, as_list, goes_by_class
 from hypermargin.heads.weights import Weights, by_class, set_classes
@@ -26,15 +27,24 @@ class Plan:
     members: Tensor | None = None  # the old ids that are merged
     shares: Tensor | None = None  # theirs in the mean; they sum to 1 in every group, float64
 
-    def rows(self, old: Tensor, *, directions: bool = False, fill: float = 0.0) -> Tensor:
-        """Return the new tensor: kept rows to the bit, merged as means (of direction and length), others `fill`."""
+    def rows(self, old: Tensor, *, directions: bool = False, fill: float = 0.0, merged: str = "mean") -> Tensor:
+        """Return the new tensor: kept rows to the bit, others `fill`.
+
+        Merged rows are means (of direction and length), or as `merged` says a "sum", or like a "new" one.
+        """
         new = old.new_full((self.classes, *old.shape[1:]), fill)
         kept = (self.new_ids >= 0).nonzero()[:, 0]
         new[self.new_ids[kept].to(old.device)] = old[kept.to(old.device)]
         if self.members is not None and self.shares is not None:
             targets, group = torch.unique(self.new_ids[self.members], return_inverse=True)
-            means = self._means(old[self.members.to(old.device)].cpu(), group, len(targets), directions)
-            new[targets.to(old.device)] = means.to(old)
+            rows = old[self.members.to(old.device)].cpu()
+            if merged == "new":
+                found = rows.new_full((len(targets), *rows.shape[1:]), fill)
+            elif merged == "sum":
+                found = rows.new_zeros(len(targets), *rows.shape[1:]).index_add_(0, group, rows)
+            else:
+                found = self._means(rows, group, len(targets), directions)
+            new[targets.to(old.device)] = found.to(old)
         return new
 
     def _means(self, rows: Tensor, group: Tensor, groups: int, directions: bool) -> Tensor:
@@ -128,8 +138,10 @@ def install(
         raise ValueError("optimizer belongs to a head; these are weights without one.")
     old = by_class(target)
     new: dict[str, Tensor] = {}
+    entries = _entries(target)
     for name, tensor in old.items():
-        rows = plan.rows(tensor.detach(), directions=name == "weight")
+        entry = entries.get(name, ByClass())
+        rows = plan.rows(tensor.detach(), directions=name == "weight", fill=entry.new, merged=entry.merged)
         extra = added.get(name)
         if extra is not None:
             rows[len(tensor) :] = extra.to(rows)
@@ -145,8 +157,17 @@ def install(
     _scale(target, plan.classes)
     set_classes(target, new)
     for name, tensor in new.items():
-        setattr(target, name, tensor)
+        part, _, own = name.rpartition(".")
+        setattr(target.get_submodule(part), own, tensor)
     return plan.new_ids
+
+
+def _entries(target: MarginHead | Weights) -> dict[str, ByClass]:
+    """Return how what parts remember of every class is taken over, by name."""
+    if isinstance(target, Weights):
+        return known_entries()
+    parts = target.parts_by_class().items()
+    return {f"{part}.{name}": entry for part, module in parts for name, entry in module.by_class_entries.items()}
 
 
 def _moves(

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from hypermargin.class_state import known_entries
 from hypermargin.common.tensor_files import (
     STATES,
     NotTensorsError,
@@ -37,8 +38,8 @@ PathLike = str | os.PathLike[str]
 PREFIXES = ("", "head.", "module.", "state_dict_softmax_fc.")
 # Of our own, what does not go by class.
 REST = (
-    "scale", "sampled_steps", "classes_held", "schedules.", "row_margin.", "rule_state.", "row_terms.",
-    "optimizer.",
+    "scale", "sampled_steps", "classes_held", "schedules.", "row_margin.", "rule_state.", "view_state.",
+    "row_terms.", "optimizer.",
 )  # fmt: skip
 ENDINGS = (*STATES, ".npy")
 
@@ -221,9 +222,10 @@ def _weights(content: Any, path: Path, prefix: str) -> Weights:
     bias = None if bias is None or not bias.dim() else bias  # one that all classes share is not by class
     by_class = ["weight", "offsets", *(["bias"] if bias is not None else []), *(["m"] if m is not None else [])]
     state = {k: t for k, t in own.items() if k.startswith("optimizer.") and k.split(".")[1] in by_class and t.dim()}
-    rest = {k: t for k, t in own.items() if k not in state and k not in by_class}
+    parts = {k: own[k] for k in known_entries() if k in own and own[k].shape[:1] == weight.shape[:1]}
+    rest = {k: t for k, t in own.items() if k not in state and k not in by_class and k not in parts}
     ours = "scale" in rest or start == "head." or bool(state)
-    return Weights(weight, bias, m, rest, "hypermargin" if ours else "linear", state, own.get("offsets"))
+    return Weights(weight, bias, m, rest, "hypermargin" if ours else "linear", state, own.get("offsets"), parts)
 
 
 def _only(own: dict[str, Tensor], known: tuple[str, ...]) -> None:

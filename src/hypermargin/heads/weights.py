@@ -17,8 +17,9 @@ DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 class Weights:
     """Rows, perhaps a bias, margins and offsets by class; `rest` is what does not go by class: scale, schedules.
 
-    Everything in `hypermargin.heads` that changes a head changes these too. `state` is that of an optimiser
-    (`weights_of(head, optimizer)`), such as "optimizer.weight.momentum_buffer": it moves with the rows.
+    Everything in `hypermargin.heads` that changes a head changes these too. `parts` is what parts of the head
+    remember of every class, such as "row_margin.weights" of KappaFace. `state` is that of an optimiser
+    (`weights_of(head, optimizer)`), such as "optimizer.weight.momentum_buffer". Both move with the rows.
     """
 
     weight: Tensor  # (classes, dim)
@@ -28,6 +29,7 @@ class Weights:
     format: str = "hypermargin"  # of the file they came from
     state: dict[str, Tensor] = field(default_factory=dict)  # (classes, …) each
     offsets: Tensor | None = None  # (classes,)
+    parts: dict[str, Tensor] = field(default_factory=dict)  # (classes, …) each
 
     def __post_init__(self) -> None:
         # A rank of a sharded head may hold no class.
@@ -65,12 +67,13 @@ class Weights:
     def rows(self) -> dict[str, Tensor]:
         """Return what has one row per class, by name."""
         named = {"weight": self.weight, "bias": self.bias, "m": self.m, "offsets": self.offsets}
-        return {name: tensor for name, tensor in named.items() if tensor is not None} | self.state
+        return {name: tensor for name, tensor in named.items() if tensor is not None} | self.parts | self.state
 
     def put(self, rows: dict[str, Tensor]) -> None:
         """Put other tensors in place of `rows()`."""
         self.weight, self.bias, self.m = rows["weight"], rows.get("bias"), rows.get("m")
         self.offsets = rows.get("offsets")
+        self.parts = {name: rows[name] for name in self.parts}
         self.state = {name: rows[name] for name in self.state}
 
     def entries(self) -> dict[str, Tensor]:
@@ -115,5 +118,7 @@ def refuse_centers(head: MarginHead) -> None:
 def set_classes(head: MarginHead, rows: dict[str, Tensor]) -> None:
     """Tell a head how many classes it holds now, and what `reset_parameters` sets their m and offsets to."""
     head.settings = dataclasses.replace(head.settings, classes=len(rows["weight"]))
-    for name in rows.keys() & head._first.keys():
-        head._first[name] = rows[name].detach().cpu().clone()
+    for prefix, first in (("", head._first), *((f"{k}.", p._first) for k, p in head.parts_by_class().items())):
+        for name in first:
+            if prefix + name in rows:
+                first[name] = rows[prefix + name].detach().cpu().clone()

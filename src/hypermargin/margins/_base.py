@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from hypermargin.class_state import ClassState
 from hypermargin.fields import check_fields, number_fields
 from hypermargin.numerics import constant, guarded_acos
 from hypermargin.registry import Registry
@@ -133,21 +134,21 @@ class MarginAtRows(NamedTuple):
         return lift.detach() if self.gradient == "straight" else lift
 
 
-class RowMargin(nn.Module):
+class RowMargin(ClassState):
     """The source of the m of each row. The base returns the m it is given and has no state.
 
     A source of your own is a module whose `forward` returns m as a tensor, one per row: (N, 1), with a last
     dimension if the margin has several numbers. State goes into buffers: `forward` computes the next state without
     storing it, and `advance`, called in training only and after the loss was computed, stores it. With a sharded
-    head every rank sees the rows of all ranks, so that all compute the same state.
+    head every rank sees the rows of all ranks, so that all compute the same state; what has one row per class is
+    this rank's slice (`ClassState`).
     """
+
+    part = "row_margin"
 
     def forward(self, m: Tensor | None, rows: RowFacts) -> Tensor | None:
         """Return m for these rows; the argument is the m that was given or learned, None for the margin's own."""
         return m
-
-    def advance(self) -> None:
-        """Advance the state by one training step."""
 
 
 class RowFacts(NamedTuple):

@@ -22,6 +22,7 @@ from hypermargin.layout import ClassTable, Layout, Share, bias_by_row, by_center
 from hypermargin.numerics import hashed
 from hypermargin.parallel.shard import is_in_ddp, never_empty
 from hypermargin.rules import LOG_SUM_EXP, Aggregate
+from hypermargin.wrapped import Wrapped
 
 if TYPE_CHECKING:
     from hypermargin.batch import Batch
@@ -76,26 +77,12 @@ class Sample(NamedTuple):
         return at.masked_fill(self.rows[at] != local, -1)
 
 
-class Sampled(Layout):
+class Sampled(Wrapped):
     """The layout of one step: the sampled classes of another layout, `inner`. A new one is made for every step."""
 
-    covers_all = False
-
     def __init__(self, inner: Layout, settings: PartialFC, step: Tensor) -> None:
-        self.inner, self.settings, self.step = inner, settings, step
-        self.rank, self.world = inner.rank, inner.world
-
-    def classes(self, here: int) -> int:
-        """Return the number of all classes, sampled or not."""
-        return self.inner.classes(here)
-
-    def held(self, classes: int) -> range:
-        """Return which classes this process holds, sampled or not."""
-        return self.inner.held(classes)
-
-    def check_weight(self, weight: Tensor, centers: int) -> None:
-        """Raise unless the weight has the rows of the classes that this process holds."""
-        self.inner.check_weight(weight, centers)
+        super().__init__(inner)
+        self.settings, self.step, self.covers_all = settings, step, False
 
     def busiest(self, here: int) -> int:
         """Return about how many sampled classes the busiest process has."""
@@ -121,7 +108,13 @@ class Sampled(Layout):
         m = None if batch.class_m is None else batch.class_m.index_select(0, sample.rows)
         weight = pick_rows(weight, rows)
         bias, m = bias_by_row(bias, weight, batch, centers), by_center(m, centers)
-        return never_empty(ClassTable(weight, unit, bias, local, local >= 0, centers, m, raised=sample.bound))
+        times = bias_by_row(sample.log_times, weight, batch, centers)
+        return never_empty(
+            ClassTable(
+                weight, unit, bias, local, local >= 0, centers, m,
+                raised=sample.bound, picked=sample.rows, times=times,
+            )
+        )  # fmt: skip
 
     def combine(
         self, table: ClassTable, aggregate: Aggregate, share: Share, bound: float | Tensor | None = None
@@ -133,34 +126,6 @@ class Sampled(Layout):
                 "it out."
             )
         return self.inner.combine(table, aggregate, share, bound)
-
-    def sum(self, x: Tensor) -> Tensor:
-        """Return the sum of `x` over all processes."""
-        return self.inner.sum(x)
-
-    def collected(self, x: Tensor) -> Tensor:
-        """Return the numbers (N, k) of all processes side by side, without gradient."""
-        return self.inner.collected(x)
-
-    def mean(self, by_class: Tensor) -> Tensor:
-        """Return the mean of a table by class, over all classes, sampled or not."""
-        return self.inner.mean(by_class)
-
-    def largest(self, x: Tensor) -> Tensor:
-        """Return the largest `x` over all processes, without gradient."""
-        return self.inner.largest(x)
-
-    def shared(self, x: Tensor) -> Tensor:
-        """Return a parameter that all processes hold alike, for use in this process's share of the work."""
-        return self.inner.shared(x)
-
-    def fixed(self, scale: Tensor) -> Tensor | float:
-        """Return a scale that is not learned as it is best used here."""
-        return self.inner.fixed(scale)
-
-    def own(self, by_row: Tensor, batch: Batch) -> Tensor:
-        """Return the numbers of the rows that this process brought."""
-        return self.inner.own(by_row, batch)
 
     def refuse_ddp(self, weight: Tensor) -> None:
         """Raise inside DistributedDataParallel, which cannot add up sparse gradients."""

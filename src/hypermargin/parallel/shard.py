@@ -94,7 +94,10 @@ def never_empty(table: ClassTable) -> ClassTable:
         return None if x is None else torch.cat((x, x.new_zeros(1, *x.shape[1:])))
 
     weight = torch.cat((table.weight, table.weight.new_zeros(1, table.weight.shape[1])))
-    return table._replace(weight=weight, bias=with_a_zero(table.bias), m=with_a_zero(table.m), is_empty=True)
+    return table._replace(
+        weight=weight, bias=with_a_zero(table.bias), m=with_a_zero(table.m), times=with_a_zero(table.times),
+        is_empty=True,
+    )  # fmt: skip
 
 
 def class_range(classes: int, rank: int, world: int) -> tuple[int, int]:

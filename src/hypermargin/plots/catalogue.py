@@ -19,7 +19,7 @@ from hypermargin import checks, margins
 from hypermargin.common.text import parse_call
 from hypermargin.margins import Margin
 from hypermargin.plots.style import Display
-from hypermargin.recipes import FAMILY
+from hypermargin.recipes import FAMILY, named
 from hypermargin.rules import SOFTMAX
 
 MARGINS = "a margin or head, like arcface or cosface:m=0.2 or sphereface:m=4,lam=5; repeatable"
@@ -67,7 +67,7 @@ def make(name: str, **options: Any) -> Display:
 
 def read_margin(text: str) -> Margin:
     """Read `cosface:m=0.2` as CosFace(m=0.2). A name is that of a margin or of a head, whose margin is meant."""
-    name, numbers = parse_call(text, "a margin")
+    name, numbers = named(*parse_call(text, "a margin"))
     kinds: dict[str, Any] = {head: recipe.margin for head, recipe in FAMILY.items()}
     kinds |= {margin: margins.get(margin)() for margin in margins.names()}
     if name not in kinds:
@@ -76,6 +76,9 @@ def read_margin(text: str) -> Margin:
     if name not in margins.names() and recipe is not None and (recipe.rule != SOFTMAX or recipe.centers > 1):
         own = recipe.margin.name
         raise ValueError(f"{name} changes what its rivals count as, which no picture of ψ shows; its ψ is {own}'s.")
+    if name not in margins.names() and recipe is not None and not recipe.view.is_identity:
+        own = recipe.margin.name
+        raise ValueError(f"{name} changes the rows of its classes, which no picture of ψ shows; its ψ is {own}'s.")
     known = [field.name for field in dataclasses.fields(kinds[name])]
     for key in numbers:
         if key not in known:
@@ -96,7 +99,8 @@ NAMES = {
     "none": "no margin", "sphereface": "SphereFace", "cosface": "CosFace", "arcface": "ArcFace",
     "adaface": "AdaFace", "magface": "MagFace", "elasticface-arc": "ElasticFace-Arc",
     "elasticface-cos": "ElasticFace-Cos", "expface": "ExpFace", "sphereface2": "SphereFace2",
-    "x2-softmax": "X2-Softmax",
+    "x2-softmax": "X2-Softmax", "kappaface": "KappaFace", "dyn-arcface": "Dyn-ArcFace",
+    "adaptiveface": "AdaptiveFace",
 }  # fmt: skip
 
 

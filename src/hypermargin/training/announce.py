@@ -7,6 +7,7 @@ import numpy as np
 from hypermargin.common.text import Say
 from hypermargin.training import by_counts
 from hypermargin.training.loop import Trainer
+from hypermargin.views import VariationalPrototypes
 
 
 def announce(trainer: Trainer, advised: bool, budget: str, tell: Say) -> None:
@@ -37,6 +38,12 @@ def announce(trainer: Trainer, advised: bool, budget: str, tell: Say) -> None:
     counts = by_counts.counts_of(data, parts)
     for words in by_counts.in_words(config.head, config.class_margins, config.set, counts, config.sampling):
         tell(words)
+    view = head.settings.view
+    if isinstance(view, VariationalPrototypes) and view.after >= trainer.total:
+        tell(
+            f"the class rows are as they are until step {view.after:g}, and this run has {trainer.total:,}: set "
+            f"after (--set after={trainer.total // 10})"
+        )
     if budget:
         tell(budget)
     tell(f"head by {trainer.learner.backend(trainer.ranks.world)}")

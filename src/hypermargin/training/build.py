@@ -17,7 +17,7 @@ from hypermargin.head import MarginHead
 from hypermargin.margins import number_fields
 from hypermargin.parallel import Shard, Sharded
 from hypermargin.parallel.partial_fc import PartialFC
-from hypermargin.recipes import FAMILY
+from hypermargin.recipes import FAMILY, named
 from hypermargin.training import by_counts
 from hypermargin.training.config import Config
 from hypermargin.training.head_settings import read_schedules
@@ -111,11 +111,12 @@ def resolve_head(config: Config, classes: int) -> tuple[Config, tuple[str, ...]]
     """
     if config.head not in FAMILY:
         create_head(config.head, config.dim, classes)  # says which there are
-    recipe = FAMILY[config.head]
+    version, _ = named(config.head, config.set)
+    recipe = FAMILY[version]
     margin = recipe.margin
     names = [f.name for f in number_fields(type(margin))]
     chosen = "scale" in config.set and any(name in config.set for name in names)
-    if config.settings == "paper" or chosen or not FAMILY[config.head].unit_features:
+    if config.settings == "paper" or chosen or not recipe.unit_features:
         late = config.head == "l-softmax" and config.settings == "advised" and config.schedule == ["paper"]
         if late and "lam" not in config.set:
             config = dataclasses.replace(config, schedule=["lambda"])
@@ -123,7 +124,7 @@ def resolve_head(config: Config, classes: int) -> tuple[Config, tuple[str, ...]]
     given = {k: v for k, v in config.set.items() if k in names}
     if recipe.group != "classic":
         try:
-            advice = recommend(classes, config.dim, margin=config.head, numbers=given)
+            advice = recommend(classes, config.dim, margin=version, numbers=given)
         except ValueError as error:
             if given or "cannot be met" not in str(error):
                 raise

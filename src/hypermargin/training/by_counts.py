@@ -18,7 +18,8 @@ from hypermargin.margins import Margin
 from hypermargin.recipes import FAMILY
 from hypermargin.training.values import check_plain
 
-TAKES = {"power": ("low", "high", "power"), "ldam": ("high", "power")}
+_RANGE = ("low", "high", "power")
+TAKES = {"power": _RANGE, "landmark": _RANGE, "absolute": _RANGE, "ldam": ("high", "power")}
 BY_CLASS = ("class_margins", "class_offsets")
 
 
@@ -81,7 +82,7 @@ def margins_by(text: str, margin: Margin, counts: Tensor) -> Tensor:
     assert isinstance(margin.m, float | int)
     assert isinstance(margin.zero, float | int)
     numbers.setdefault("high", margin.m)
-    if rule == "power":
+    if "low" in TAKES[rule]:
         numbers.setdefault("low", margin.zero + (numbers["high"] - margin.zero) / 10)
     return margins_from_counts(counts, rule, **numbers)
 
@@ -112,18 +113,28 @@ def in_words(head: str, text: str | None, overrides: Mapping[str, Any], counts: 
     said = []
     most, fewest = int(counts.argmax()), int(counts.argmin())
     by = text or head
-    for name in (name for name in BY_CLASS if name in state and name not in overrides):
-        value = state[name]
+    found = {name: state[name] for name in BY_CLASS if name in state and name not in overrides}
+    if head in FAMILY and FAMILY[head].by_classes and not text:
+        found.pop("class_margins", None)  # where learned margins begin does not go by counts
+    if "class_counts" in state:  # what becomes of them is the head's affair
+        said.append(f"samples by class, which {by} goes by: {int(counts[fewest]):,} to {int(counts[most]):,}")
+        said += _even(by, counts, sampling)
+    for name, value in found.items():
         what = "m by class" if name == "class_margins" else "offsets by class, in the loss alone"
         ends = ", ".join(
             f"{float(value[k]):.4g} for {int(counts[k]):,} sample{'' if counts[k] == 1 else 's'}"
             for k in dict.fromkeys((most, fewest))
         )
         said.append(f"{what} ({by}): {ends}")
-        if most == fewest or bool((counts == counts[0]).all()):
-            said.append("all classes have as many samples, so they get the same")
-        if sampling != "shuffled":
-            said.append(
-                f"sampling = {sampling} evens the classes out already: with {by} rare ones are favoured twice"
-            )
+        said += _even(by, counts, sampling)
+    return said
+
+
+def _even(by: str, counts: Tensor, sampling: str) -> list[str]:
+    """Say where going by counts makes no difference, or too much of one."""
+    said = []
+    if bool((counts == counts[0]).all()):
+        said.append("all classes have as many samples, so they get the same")
+    if sampling != "shuffled":
+        said.append(f"sampling = {sampling} evens the classes out already: with {by} rare ones are favoured twice")
     return said

@@ -36,6 +36,8 @@ def _why_not(config: Config, head: MarginHead, device: torch.device, world: int)
             f"changes the class weights at every batch, and accumulate = {config.accumulate} would add up several. "
             "Set accumulate = 1, or leave head_optimizer out"
         )
+    if not head.settings.view.is_identity:
+        return f"changes the class rows themselves, and {config.head} has others in its loss. Leave it out"
     if config.precision == "float16":
         return (
             "steps before the scaler of precision = float16 can take its factor out of the gradient. Set "

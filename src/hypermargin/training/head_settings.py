@@ -28,9 +28,11 @@ RESERVED = {
     "dtype": "Heads are trained in float32; the setting precision is the network's",
     "margin": "A margin belongs to a head: choose one with the setting head (--head), and its numbers here",
     "rule": "A rule is an object of Python, for create_head and a loop of your own",
+    "view": "A view belongs to a head: choose one with the setting head (--head), and its numbers here",
     "row_terms": "They are objects of Python, for create_head and a loop of your own",
     "reduction": "Training takes the mean",
     "counts": "They are counted in the training part",
+    "class_counts": "They are counted in the training part",
 }
 
 

@@ -105,6 +105,10 @@ class Trainer:
                 mine = [self.ranks.share(rows) for rows in order[self.position :]]
                 with contextlib.closing(self.feed(mine)) as feed:
                     self._train_epoch(order, feed, monitor, stop)
+                self._settle()
+                self.head.end_epoch()  # before the epoch is saved, so that a resumed run does not do it again
+                if self.ema:
+                    self.ema.take_buffers()
                 self.epoch, self.position = self.epoch + 1, 0
                 last = self.epoch == epochs
                 if last or (evaluate and self.epoch % evaluate == 0):

@@ -208,13 +208,18 @@ class EMA:
     @torch.no_grad()
     def take(self) -> None:
         """Take in the weights with the share that `count` has settled."""
-        parameters, buffers = dict(self._live.named_parameters()), dict(self._live.named_buffers())
+        parameters = dict(self._live.named_parameters())
         if parameters:
             means = [self.mean[name] for name in parameters]
             steps = torch._foreach_sub(list(parameters.values()), means)
             torch._foreach_mul_(steps, self._share)
             torch._foreach_add_(means, steps)
-        for name, buffer in buffers.items():
+        self.take_buffers()
+
+    @torch.no_grad()
+    def take_buffers(self) -> None:
+        """Copy what is not averaged, as after a change between two steps."""
+        for name, buffer in self._live.named_buffers():
             self.mean[name].copy_(buffer)
 
     @contextmanager

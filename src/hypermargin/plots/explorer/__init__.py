@@ -91,6 +91,8 @@ def heads() -> list[dict[str, Any]]:
         numbers = _numbers(recipe.margin)
         if numbers is None or recipe.rule != SOFTMAX or recipe.centers > 1 or recipe.by_counts:
             continue
+        if not recipe.view.is_identity:
+            continue
         schedule = recipe.schedule() if recipe.schedule else None
         found.append(
             {
