@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def whole_loss(
     backend: str | Backend, features: Tensor, weight: Tensor, labels: Tensor, margin: Margin, *,
     rule: Rule, scale: float | Tensor | str | None, lam: float | Tensor, gradient: str, row_margin: RowMargin,
-    ignore_index: int, reduction: str,
+    ignore_index: int, reduction: str, check: bool,
 ) -> tuple[str | Backend, Tensor | None]:  # fmt: skip
     """Return the backend fitted, and the loss by one node of it where it has one for this ψ."""
     if gradient != "exact" or isinstance(lam, Tensor) or type(row_margin) is not RowMargin:
@@ -51,7 +51,7 @@ def whole_loss(
     if not hasattr(fitted, "whole_loss"):
         return fitted, None
     part = 1 / (1 + lam)
-    return fitted, fitted.whole_loss(features, weight, labels, ignore_index, scale, numbers, part, reduction)
+    return fitted, fitted.whole_loss(features, weight, labels, ignore_index, scale, numbers, part, reduction, check)
 
 
 def plain_loss(
