@@ -120,7 +120,9 @@ def compare_gradients(ranks, one, many, x_one, x_many, own, factor):
         close(grad(many.m), grad(one.m)[mine] if by_class else grad(one.m), "dm")
 
 
-def agree(ranks, margin, classes=7, sizes=(3, 2, 4, 1), average=True, mix=None, ignore=(), bad=(), steps=1, **options):
+def agree(
+    ranks, margin, classes=7, sizes=(3, 2, 4, 1), average=True, mix=None, ignore=(), bad=(), steps=1, **options
+):
     """Loss and every gradient, sharded against plain. Of `bad` rows every other has NaN, the rest no class."""
     one, many = pair(ranks, margin, classes, average, **options)
     sizes, x, y = problem(ranks, classes, sizes)
