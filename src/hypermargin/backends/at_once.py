@@ -19,6 +19,7 @@ import math
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from hypermargin.backends import again
@@ -75,7 +76,7 @@ class _Node(torch.autograd.Function):
         x, weight, y, scale, s, norm, lengths, m1, m2, m3, part, reduction = inputs
         of_rows = s if scale is None else scale.reshape(-1, 1).to(x.dtype)
         u, w, at = x / norm, weight / lengths, y.unsqueeze(1)
-        z = torch.mm(u * of_rows, w.t())
+        z = F.linear(u * of_rows, w)
         straight, learned = m1 == 1 and m2 == 0, scale is not None and scale.requires_grad
         own = z.gather(1, at) if straight or part != 1 or learned else None
         if straight:  # ψ = cos θ − m3: no angle needed
@@ -104,8 +105,8 @@ class _Node(torch.autograd.Function):
         by_scale = torch.addcmul(of_label * own, S, T).div_(-of_rows) if learned else None
         ctx.save_for_backward(x, weight, y, scale, norm, lengths, u, w, E, S, gap, by_scale)
         ctx.settings = s, (m1, m2, m3, part), reduction
-        each = softplus(gap.squeeze(1))
-        return each if reduction == "none" else each.sum() if reduction == "sum" else each.mean()
+        each = softplus(gap)
+        return each.squeeze(1) if reduction == "none" else each.sum() if reduction == "sum" else each.mean()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
