@@ -61,8 +61,8 @@ def plot_plain(result: dict[str, Any], floor: str, names: list[str], path: Path)
             for k, size in enumerate(sizes)
             if name in size["times"]
         ]
-        style = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)], "s": 120 if ours else 60}
-        style |= {"edgecolors": "k" if ours else "none", "linewidths": 0.9, "zorder": 3}
+        style: dict[str, Any] = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)]}
+        style |= {"s": 120 if ours else 60, "edgecolors": "k" if ours else "none", "linewidths": 0.9, "zorder": 3}
         ax.scatter(*zip(*found, strict=True), label=name, **style)
     ax.axhline(1, color="k", linestyle=":", linewidth=1)
     for edge in range(1, len(sizes)):

@@ -142,9 +142,9 @@ def check_cosines(
     checks.row_scale(s, N)
     y = labels.long().unsqueeze(1)
     if not checks.wanted(check, cosines, labels):
-        used = labels != ignore_index
-        bad = used & ~_are_classes(y, classes)  # of cosines, a NaN stays in its row anyway
-        return _with_margins(cosines, y, used, s, margin, m, classes, bad)
+        counted = labels != ignore_index
+        bad = counted & ~_are_classes(y, classes)  # of cosines, a NaN stays in its row anyway
+        return _with_margins(cosines, y, counted, s, margin, m, classes, bad)
     used = _checked_rows("cosines", cosines, {"labels": labels}, y, s, classes, ignore_index)
     checks.cosine_values(cosines if used is None else cosines[used])
     return _with_margins(cosines, y, used, s, margin, m, classes)

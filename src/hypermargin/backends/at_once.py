@@ -77,9 +77,8 @@ class _Node(torch.autograd.Function):
         of_rows = s if scale is None else scale.reshape(-1, 1).to(x.dtype)
         u, w, at = x / norm, weight / lengths, y.unsqueeze(1)
         z = F.linear(u * of_rows, w)
-        straight, learned = m1 == 1 and m2 == 0, scale is not None and scale.requires_grad
-        own = z.gather(1, at) if straight or part != 1 or learned else None
-        if straight:  # ψ = cos θ − m3: no angle needed
+        own = z.gather(1, at)
+        if m1 == 1 and m2 == 0:  # ψ = cos θ − m3: no angle needed
             T, slope = own - of_rows * (part * m3), None
         else:
             v = w.index_select(0, y)
@@ -101,8 +100,9 @@ class _Node(torch.autograd.Function):
         of_label = S.neg() if slope is None else slope.mul_(S)
         E.scatter_(1, at, of_label)
         gap = S.log().sub_(T)
-        # ds is φ·⟨E, z⟩/s, but for the label: there it is −φ·S·T/s.
-        by_scale = torch.addcmul(of_label * own, S, T).div_(-of_rows) if learned else None
+        by_scale = None
+        if scale is not None and scale.requires_grad:  # ds is φ·⟨E, z⟩/s, but for the label: there it is −φ·S·T/s
+            by_scale = torch.addcmul(of_label * own, S, T).div_(-of_rows)
         ctx.save_for_backward(x, weight, y, scale, norm, lengths, u, w, E, S, gap, by_scale)
         ctx.settings = s, (m1, m2, m3, part), reduction
         each = softplus(gap)
