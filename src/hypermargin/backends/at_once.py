@@ -6,9 +6,9 @@ is written by hand. With u = x̂, f = s·u, z_j = ⟨f, ŵ_j⟩ and a margin g(m
     S = Σ_{j≠y} exp z_j,     T = z_y + s·part·(ψ(θ_y) − cos θ_y),     L = softplus(ln S − T)
 
 No logit exceeds s, so exp z needs no maximum taken off. The gradient by z is φ·E with φ = sigmoid(ln S − T)/S, a
-factor of rows that commutes with both products. E is exp z but at the label, where it is −S·dψ/dcos. That is all that
-comes through the target: a gradient by the angle is along the tangents, which are what the projections of dx and dW
-leave of ŵ_y and of u.
+factor of rows that commutes with both products. E is exp z but at the label, where it is −S·dψ/dcos. That is all
+that comes through the target: a gradient by the angle is along the tangents, which are what the projections of dx
+and dW leave of ŵ_y and of u.
 
 A batch is usual if every label is a class, and no length is 0, not finite or near the limits of its type. For any
 other, and where exp z may overflow, `loss` returns None, and the operations of `margin_softmax` compute it.
