@@ -192,6 +192,24 @@ def _liger(p: Problem) -> Loss:
     return loss
 
 
+def _liger_cute(p: Problem) -> Loss:
+    """Liger's kernels in CuTe DSL for Hopper, which are in the released liger-kernel 0.8.5.
+
+    Of its two this is the one that takes any number of classes: the other needs a multiple of 256. They need
+    nvidia-cutlass-dsl 4.6 and apache-tvm-ffi beside it; the former's compiler is a wheel of 88 MB.
+    """
+    from liger_kernel.ops.cutedsl.ops.fused_scaled_cross_entropy_sm90 import (
+        LigerFusedScaledCrossEntropySM90Function,
+    )
+
+    def loss() -> Tensor:
+        e, c = _normalised(p)
+        each: Tensor = LigerFusedScaledCrossEntropySM90Function.apply(e.bfloat16(), c.bfloat16(), p.y)
+        return each.mean()
+
+    return loss
+
+
 def _torch_linear_cross_entropy(p: Problem) -> Loss:
     def loss() -> Tensor:
         e, c = _normalised(p)
@@ -239,6 +257,7 @@ CONTENDERS = [
     Contender("Partial FC formula, 10 % of the classes", _partial_fc(0.1)),
     Contender("cut-cross-entropy (no margin)", _cut_cross_entropy, "cut_cross_entropy", cuda=True, margin=False),
     Contender("liger (no margin)", _liger, "liger_kernel", cuda=True, margin=False),
+    Contender("liger, CuTe (no margin)", _liger_cute, "cutlass", cuda=True, margin=False),
     Contender(
         "torch linear_cross_entropy (no margin)",
         _torch_linear_cross_entropy,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ import torch
 from benchmarks import command
 from benchmarks.contenders import CONTENDERS, SCALE, Contender, Loss, M, Problem, floor
 from benchmarks.measure import interleaved, stepper
+from benchmarks.plot import plot_plain
 from benchmarks.record import Say, environment, in_words, store
 from hypermargin import MarginHead, explain_backend
 from hypermargin.margins import ArcFace
@@ -31,6 +33,7 @@ SIZES = (
     (1024, 100_000), (4096, 100_000), (1024, 1_000_000), (4096, 1_000_000),
 )  # fmt: skip
 FLOOR = "the three matrix products"
+NOT_MEASURED = "not measured"
 PEERS = (
     "textbook, eager",
     "torch.compile of the textbook",
@@ -38,6 +41,12 @@ PEERS = (
     "Partial FC formula, all classes",
     "cut-cross-entropy (no margin)",
     "liger (no margin)",
+    "liger, CuTe (no margin)",
+)
+CUTE = PEERS[-1]
+WITHOUT_CUTE = (
+    "Liger's kernels in CuTe DSL for Hopper, which are in the released liger-kernel 0.8.5, were not measured here: "
+    "they need nvidia-cutlass-dsl, whose compiler is a wheel of 88 MB."
 )
 
 
@@ -140,7 +149,7 @@ def as_markdown(result: dict[str, Any]) -> str:
             seconds = size["times"].get(name)
             bare = size["times"][FLOOR]["median"]
             if seconds is None:
-                cells.append(size["absent"].get(name) or "out of memory")
+                cells.append(size["absent"].get(name, NOT_MEASURED) or "out of memory")
             else:
                 ratio = "" if name == FLOOR else f" ({seconds['median'] / bare:.1f})"
                 cells.append(f"{1e3 * seconds['median']:.3g}{ratio}")
@@ -157,7 +166,9 @@ def as_markdown(result: dict[str, Any]) -> str:
         lines.append(f"| {name} | " + " | ".join("–" if s is None else f"{1e3 * s:.3g}" for s in spent) + " |")
     lines += [
         "",
-        "Those marked so cannot do a margin and compute the plain normalised loss. What `auto` chose:",
+        "Those marked so cannot do a margin and compute the plain normalised loss.",
+        *([] if any(CUTE in size["times"] for size in sizes) else [WITHOUT_CUTE]),
+        "What `auto` chose:",
         "",
     ]
     lines += [f"- {size['chosen']}" for size in sizes]
@@ -192,7 +203,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = command.flags("plain", "What a user gets without thinking, on this GPU.", "", "--sizes 1024x100000")
     parser.add_argument("--rounds", type=command.at_least(1), default=20, help="interleaved rounds to time")
     parser.add_argument("--sizes", type=_size, nargs="+", default=SIZES, metavar="ROWSxCLASSES")
+    parser.add_argument(
+        "--draw",
+        type=Path,
+        metavar="JSON",
+        help="measure nothing: draw a stored result beside it; needs matplotlib",
+    )
     given = parser.parse_args(arguments)
+    if given.draw:
+        names = [*(c.name for c in OURS), *PEERS]
+        plot_plain(json.loads(given.draw.read_text()), FLOOR, names, given.draw.with_suffix(".png"))
+        return
     with command.plain_errors(parser):
         result = run(given.out, command.say, rounds=given.rounds, sizes=given.sizes)
     print(as_markdown(result))

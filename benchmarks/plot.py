@@ -1,4 +1,4 @@
-"""Time and memory against the number of classes, all contenders."""
+"""Pictures of stored results: the sweep of `head`, and what a plain call costs at every size of `plain`."""
 
 from __future__ import annotations
 
@@ -23,13 +23,7 @@ MARKERS = "osD^vPX*<>"
 
 def plot_sweep(result: dict[str, Any], path: Path) -> None:
     """Two log-log panels, ours drawn thickest."""
-    try:
-        import matplotlib
-    except ImportError:
-        raise SystemExit("the picture needs matplotlib: pip install 'hypermargin[plot]'") from None
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    plt = _pyplot()
     p = result["problem"]
     figure, (left, right) = plt.subplots(1, 2, figsize=(13, 5.4), layout="constrained")
     names = list(dict.fromkeys(row["name"] for row in result["sweep"]))
@@ -52,3 +46,49 @@ def plot_sweep(result: dict[str, Any], path: Path) -> None:
     figure.suptitle(f"N = {p['rows']}, d = {p['dim']}, {p['precision']}, {result['environment']['device']}")
     figure.savefig(path, dpi=150)
     plt.close(figure)
+
+
+def plot_plain(result: dict[str, Any], floor: str, names: list[str], path: Path) -> None:
+    """A group of dots for each size, in times the floor of the same run, ours large; what did not run is absent."""
+    plt = _pyplot()
+    sizes = sorted(result["sizes"], key=lambda size: (size["rows"] * size["classes"], size["rows"]))
+    figure, ax = plt.subplots(figsize=(13, 6.4), layout="constrained")
+    known = [name for name in names if any(name in size["times"] for size in sizes)]
+    for i, name in enumerate(known):
+        ours = name.startswith("hypermargin")
+        found = [
+            (k + (i - (len(known) - 1) / 2) * 0.085, size["times"][name]["median"] / size["times"][floor]["median"])
+            for k, size in enumerate(sizes)
+            if name in size["times"]
+        ]
+        style: dict[str, Any] = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)]}
+        style |= {"s": 120 if ours else 60, "edgecolors": "k" if ours else "none", "linewidths": 0.9, "zorder": 3}
+        ax.scatter(*zip(*found, strict=True), label=name, **style)
+    ax.axhline(1, color="k", linestyle=":", linewidth=1)
+    for edge in range(1, len(sizes)):
+        ax.axvline(edge - 0.5, color="k", alpha=0.15, linewidth=0.8)
+    bare = [1e3 * size["times"][floor]["median"] for size in sizes]
+    labels = [f"{s['rows']:,} × {s['classes']:,}\n{ms:.3g} ms" for s, ms in zip(sizes, bare, strict=True)]
+    ax.set(yscale="log", ylabel=f"times {floor}", xlim=(-0.5, len(sizes) - 0.5))
+    ax.set_xticks(range(len(sizes)), labels)
+    ax.set_xlabel(f"rows × classes, and what {floor} take, launched one by one")
+    ticks = [t for t in (0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500) if ax.get_ylim()[0] <= t <= ax.get_ylim()[1]]
+    ax.set_yticks(ticks, [f"{t:g}" for t in ticks])
+    ax.minorticks_off()
+    ax.grid(True, axis="y", which="major", alpha=0.3)
+    figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=9)
+    device = result["environment"]["device"]
+    figure.suptitle(f"What a plain call costs: one step of ArcFace, d = 512, bfloat16 by autocast, {device}")
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def _pyplot() -> Any:
+    try:
+        import matplotlib
+    except ImportError:
+        raise SystemExit("the picture needs matplotlib: pip install 'hypermargin[plot]'") from None
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    return plt

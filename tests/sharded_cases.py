@@ -129,15 +129,21 @@ def agree(
     average=True,
     mix=None,
     ignore=(),
+    bad=(),
     steps=1,
     ends_epochs=False,
     **options,
 ):
-    """Loss, every gradient, and what is remembered of every class, sharded against plain."""
+    """Loss, every gradient, and what is remembered of every class, sharded against plain.
+
+    Of `bad` rows every other has NaN, the rest no class.
+    """
     one, many = pair(ranks, margin, classes, average, **options)
     sizes, x, y = problem(ranks, classes, sizes)
     own = ranks.rows(sizes)
     y[[i for i in ignore if i < len(y)]] = -100
+    x[[i for i in bad[::2] if i < len(y)]] = math.nan
+    y[[i for i in bad[1::2] if i < len(y)]] = classes + 3
     x_one, x_many = x.clone().requires_grad_(), x[own].clone().requires_grad_()
     x_one.data[y == -100] = math.nan
     x_many.data[y[own] == -100] = math.nan
@@ -325,6 +331,17 @@ def any_number_of_rows(ranks):
     for sizes in ((2, 2, 2, 2), (0, 3, 1, 2), (1, 0, 0, 0), (0, 0, 0, 0), (5, 1, 0, 7)):
         agree(ranks, ArcFace(), sizes=sizes, scale=8.0, learn_scale=True)
         agree(ranks, CosFace(), sizes=sizes, scale=8.0, reduction="none", label_smoothing=0.2)
+
+
+@case(3)
+def bad_rows(ranks):
+    for bad, backend in itertools.product(((0,), (4, 0), (1, 2, 9)), ("dense", Chunked(chunk=2))):
+        given = {"ignore": (3,), "bad": bad, "scale": 8.0, "check": False, "backend": backend}
+        one, many = agree(ranks, ArcFace(), bias=True, learn_scale=True, **given)
+        assert all(p.grad.isfinite().all() for head in (one, many) for p in head.parameters())
+        agree(ranks, ArcFace(), reduction="none", **given)
+        agree(ranks, CosFace(), rule=MVSoftmax(), centers=2, **given)
+        agree(ranks, AdaFace(momentum=0.3), sample=hm.PartialFC(0.5), **given)
 
 
 @case(3)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hypermargin import checks
 from hypermargin.layout import ClassTable, Layout, Share
-from hypermargin.numerics import fit, meeting, polar, wide_dtype, widen
+from hypermargin.numerics import apply, fit, meeting, polar, wide_dtype, widen
 from hypermargin.scales import needed_scale
 
 if TYPE_CHECKING:
@@ -19,27 +19,65 @@ if TYPE_CHECKING:
     from hypermargin.rules import Rule
 
 
+NO_LABEL, NO_CLASS = -1, -2  # the label of a row that does not count, and that of a bad one
+
+
 class Batch(NamedTuple):
-    """A checked batch; with a sharded head, the rows of all ranks."""
+    """A checked batch; with a sharded head, the rows of all ranks.
+
+    A bad row holds NaN or inf, or a label that is no class. Where values are not read first its loss is NaN, and so
+    is its gradient by its features; nothing else takes part in it, so that no other row and no class is spoiled.
+    """
 
     features: Tensor  # (N, d)
-    y: Tensor  # (N, L)  labels, two with mixup; −1 in rows that do not count
-    used: Tensor | None  # (N,)  which rows count; None: all
+    y: Tensor  # (N, L)  labels, two with mixup; negative in rows that do not count or are bad
+    used: Tensor | None  # (N,)  which rows count, bad ones among them; None: all
     scale: float | Tensor  # s, one or one per row
     share: float | Tensor = 1.0  # weight of the first label, with mixup
     m: Tensor | None = None  # one margin for all, or one per row (N, 1, …)
     m_by_row: bool = False
     class_m: Tensor | None = None  # (C, …)  margins by class
     rows: Any = None  # which ranks brought which rows, if several did
+    bad: Tensor | None = None  # (N,)  which rows are bad; None: none
 
     def classes(self) -> Tensor:
-        """Return labels to look up classes by: 0 in rows that do not count. Labels out of range are kept."""
-        return self.y if self.used is None else self.y.masked_fill(~self.used.unsqueeze(1), 0)
+        """Return labels to look up classes by: 0 in rows that do not count or are bad."""
+        return self.y if self.used is None else self.y.clamp(min=0)
 
     def clean(self, dtype: torch.dtype) -> Tensor:
-        """Return the features in a wide dtype, with zeros in rows that do not count."""
+        """Return the features in a wide dtype, with zeros in rows that do not count or are bad."""
         x = widen(self.features, dtype)
-        return x if self.used is None else x.masked_fill(~self.used.unsqueeze(1), 0.0)
+        if self.used is None:
+            return x
+        left_out = self.y[:, :1] < 0
+        if self.bad is None:
+            return x.masked_fill(left_out, 0.0)
+        cleaned: Tensor = apply(_Cleaned, x, left_out, self.bad.unsqueeze(1))
+        return cleaned
+
+    def of_rows(self, loss: Tensor) -> Tensor:
+        """Return the losses (N,) with 0 for rows that do not count, and NaN for bad ones."""
+        loss = loss if self.used is None else loss.masked_fill(~self.used, 0.0)
+        return loss if self.bad is None else loss.masked_fill(self.bad, math.nan)
+
+
+class _Cleaned(torch.autograd.Function):
+    """Zeros in the rows left out; the gradient is 0 there too, and NaN in those that are bad."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, left_out: Tensor, bad: Tensor) -> Tensor:
+        return x.masked_fill(left_out, 0.0)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[1:])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        left_out, bad = ctx.saved_tensors
+        return grad.masked_fill(left_out, 0.0).masked_fill(bad, math.nan), None, None
 
 
 def check_batch(
@@ -75,11 +113,14 @@ def check_batch(
         checks.mixture(mix, N, features.device)
         both["mix[0] (other_labels)"] = mix[0]
         y = torch.cat((y, mix[0].long().unsqueeze(1)), 1)
-    if not checks.wanted(check, features, labels):
-        used: Tensor | None = (y != ignore_index).all(1)
+    classes = layout.classes(here)
+    if checks.wanted(check, features, labels):
+        used, bad = _checked_rows("features", features, both, y, scale, classes, ignore_index), None
     else:
-        used = _checked_rows("features", features, both, y, scale, layout.classes(here), ignore_index)
-    found = _with_margins(features, y, used, scale, margin, m, here)
+        used = (y != ignore_index).all(1)
+        largest = torch.linalg.vector_norm(features.detach(), math.inf, dim=1)  # NaN if an entry is
+        bad = used & ~(_are_classes(y, classes) & (largest < math.inf))
+    found = _with_margins(features, y, used, scale, margin, m, here, bad)
     return found if mix is None else found._replace(share=mix[1])
 
 
@@ -101,10 +142,16 @@ def check_cosines(
     checks.row_scale(s, N)
     y = labels.long().unsqueeze(1)
     if not checks.wanted(check, cosines, labels):
-        return _with_margins(cosines, y, labels != ignore_index, s, margin, m, classes)
+        counted = labels != ignore_index
+        bad = counted & ~_are_classes(y, classes)  # of cosines, a NaN stays in its row anyway
+        return _with_margins(cosines, y, counted, s, margin, m, classes, bad)
     used = _checked_rows("cosines", cosines, {"labels": labels}, y, s, classes, ignore_index)
     checks.cosine_values(cosines if used is None else cosines[used])
     return _with_margins(cosines, y, used, s, margin, m, classes)
+
+
+def _are_classes(y: Tensor, classes: int) -> Tensor:
+    return (y == y.clamp(0, classes - 1)).all(1)
 
 
 def _checked_rows(
@@ -134,17 +181,22 @@ def _with_margins(
     margin: Margin | None,
     m: Tensor | None,
     classes: int,
+    bad: Tensor | None = None,
 ) -> Batch:
     """Return the batch with m, told by its shape: one for all, one per class (C,) or one per row (N, 1)."""
     if used is not None:
-        y = y.masked_fill(~used.unsqueeze(1), -1)
+        y = y.masked_fill(~used.unsqueeze(1), NO_LABEL)
+    if bad is not None:
+        y = y.masked_fill(bad.unsqueeze(1), NO_CLASS)
     if m is None:
-        return Batch(x, y, used, scale)
+        return Batch(x, y, used, scale, bad=bad)
     own = None if margin is None else margin.m
     numbers = None if own is None else len(own) if isinstance(own, tuple) else 1
     checks.margin_tensor(m, numbers, len(y), classes)
     axes = m.dim() - (numbers != 1)
-    return Batch(x, y, used, scale, class_m=m) if axes == 1 else Batch(x, y, used, scale, m=m, m_by_row=axes == 2)
+    if axes == 1:
+        return Batch(x, y, used, scale, class_m=m, bad=bad)
+    return Batch(x, y, used, scale, m=m, m_by_row=axes == 2, bad=bad)
 
 
 class ScaledRows(NamedTuple):
@@ -237,7 +289,7 @@ def share_of(
 
 
 def row_losses(rule: Rule, whole: Share, batch: Batch, s: float | Tensor, smoothing: float, classes: int) -> Tensor:
-    """Return link(R, T) + (ε/C)·((C − 1)·T − Σ_{j≠y} z_j) + terms of each row, 0 where it does not count."""
+    """Return link(R, T) + (ε/C)·((C − 1)·T − Σ_{j≠y} z_j) + terms of each row; 0 or NaN where it has none."""
     # s is a factor of the loss here, and no way to make it smaller.
     if isinstance(s, Tensor):
         s = s.detach() if s.dim() == 0 else s.detach().squeeze(1)
@@ -255,5 +307,4 @@ def row_losses(rule: Rule, whole: Share, batch: Batch, s: float | Tensor, smooth
     if whole.as_rival is not None:
         share = batch.share.to(loss.dtype) if isinstance(batch.share, Tensor) else batch.share
         loss = share * loss + (1 - share) * of_label(1)
-    loss = loss if whole.terms is None else loss + whole.terms
-    return loss if batch.used is None else loss.masked_fill(~batch.used, 0.0)
+    return batch.of_rows(loss if whole.terms is None else loss + whole.terms)

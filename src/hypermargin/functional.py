@@ -99,12 +99,13 @@ def margin_softmax(
         and isinstance(features, Tensor) and isinstance(labels, Tensor)
         and not torch._C._are_functorch_transforms_active()
     )  # fmt: skip
-    if plain and m is None and not checks.wanted(check, features, labels):
+    if plain and m is None:
         from hypermargin.plain import whole_loss
 
         backend, loss = whole_loss(
             backend, features, weight, labels, margin, rule=rule, scale=scale, lam=lam, gradient=gradient,
             row_margin=row_margin, ignore_index=ignore_index, reduction=reduction,
+            check=checks.wanted(check, features, labels),
         )  # fmt: skip
         if loss is not None:
             return loss

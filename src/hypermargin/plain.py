@@ -16,6 +16,7 @@ from torch import Tensor
 from hypermargin import checks
 from hypermargin.ahead import LookAhead
 from hypermargin.backends import Backend, Call, find_backend
+from hypermargin.backends.base import Seen
 from hypermargin.batch import ScaledRows, scale_rows
 from hypermargin.layout import WHOLE, ClassTable, look_up
 from hypermargin.margins import Margin, RowFacts, RowMargin
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 def whole_loss(
     backend: str | Backend, features: Tensor, weight: Tensor, labels: Tensor, margin: Margin, *,
     rule: Rule, scale: float | Tensor | str | None, lam: float | Tensor, gradient: str, row_margin: RowMargin,
-    ignore_index: int, reduction: str,
+    ignore_index: int, reduction: str, check: bool,
 ) -> tuple[str | Backend, Tensor | None]:  # fmt: skip
     """Return the backend fitted, and the loss by one node of it where it has one for this ψ."""
     if gradient != "exact" or isinstance(lam, Tensor) or type(row_margin) is not RowMargin:
@@ -50,7 +51,7 @@ def whole_loss(
     if not hasattr(fitted, "whole_loss"):
         return fitted, None
     part = 1 / (1 + lam)
-    return fitted, fitted.whole_loss(features, weight, labels, ignore_index, scale, numbers, part, reduction)
+    return fitted, fitted.whole_loss(features, weight, labels, ignore_index, scale, numbers, part, reduction, check)
 
 
 def plain_loss(
@@ -61,13 +62,15 @@ def plain_loss(
     seen = backend.look(batch.features, weight, labels, ignore_index, batch.scale)
     m = batch.m if batch.class_m is None else look_up(batch.class_m, batch.classes())
     m = None if m is None else widen(m, torch.float32)
+    if batch.bad is not None and m is not None and m.requires_grad:  # no bad row may spoil the gradient of m
+        seen = Seen._make(each.masked_fill(batch.bad, 0.0) for each in seen)
     if type(row_margin) is not RowMargin:
         wide = wide_dtype(batch.features)
         facts = RowFacts(batch.clean(wide), seen.norm.unsqueeze(1), batch.y, _LookLater(batch, weight))
         m = row_margin(m, facts)
     lift = margin.at(m, lam, gradient).lift(seen.angle.unsqueeze(1)).squeeze(1)
     each = softplus(seen.rivals - (seen.product + seen.length * lift))
-    each = each if batch.used is None else each.masked_fill(~batch.used, 0.0)
+    each = batch.of_rows(each)
     return each if reduction == "none" else reduced(each, batch.used, reduction)
 
 

@@ -43,7 +43,7 @@ def scores(
     layout: Layout = WHOLE,
     of_all: bool = False,
 ) -> Scores:
-    """Return target and rivals of every row, NaN where the label is `ignore_index`.
+    """Return target and rivals of every row, NaN where the label is `ignore_index`, or the row is bad.
 
     The arguments are those of `margin_softmax`. With several processes each gets its own rows, or with `of_all` the
     rows of all.
@@ -68,7 +68,7 @@ def scores(
         target, angle, norm = whole.target.chunk(3, 1)
         result = Scores(target, angle, norm, whole.rivals, layout.largest(found.hardest))
     if batch.used is not None:
-        skipped = ~batch.used
+        skipped = batch.y[:, 0] < 0
         result = Scores._make(t.masked_fill(skipped.view(-1, *[1] * (t.dim() - 1)), math.nan) for t in result)
     return result if of_all else Scores._make(layout.own(t, batch) for t in result)
 

@@ -36,3 +36,42 @@ def test_without_a_gpu_it_says_so() -> None:
         pytest.skip("there is a GPU")
     with pytest.raises(ValueError, match="needs a CUDA device"):
         plain.run(say=lambda _: None)
+
+
+def test_the_picture_has_every_contender_that_ran(tmp_path, monkeypatch, bench) -> None:
+    pytest.importorskip("matplotlib")
+    from matplotlib.axes import Axes
+
+    drawn, scatter = {}, Axes.scatter
+
+    def noting(self, x, y, **given):
+        drawn[given["label"]] = list(y)
+        return scatter(self, x, y, **given)
+
+    monkeypatch.setattr(Axes, "scatter", noting)
+    stored = tmp_path / "plain-cuda.json"
+    result = json.loads(STORED.read_text())
+    result["sizes"][0]["times"].pop(plain.PEERS[0])
+    stored.write_text(json.dumps(result))
+    code, _, _ = bench(plain, "--draw", stored)
+    assert code == 0
+    assert stored.with_suffix(".png").stat().st_size > 10_000
+    ran = {name for size in result["sizes"] for name in size["times"]} - {plain.FLOOR}
+    assert set(drawn) == ran
+    assert len(drawn[plain.PEERS[0]]) == len(result["sizes"]) - 1
+    size = min(result["sizes"], key=lambda size: size["rows"] * size["classes"])
+    ours = plain.OURS[0].name
+    assert drawn[ours][0] == size["times"][ours]["median"] / size["times"][plain.FLOOR]["median"]
+
+
+def test_what_was_not_measured_is_said() -> None:
+    result = json.loads(STORED.read_text())
+    for size in result["sizes"]:
+        size["times"].pop(plain.CUTE, None)
+        size["absent"].pop(plain.CUTE, None)
+    text = plain.as_markdown(result)
+    row = next(line for line in text.splitlines() if line.startswith(f"| {plain.CUTE} |"))
+    assert row.count(plain.NOT_MEASURED) == len(result["sizes"])
+    assert plain.WITHOUT_CUTE in text
+    result["sizes"][0]["times"][plain.CUTE] = result["sizes"][0]["times"][plain.FLOOR]
+    assert plain.WITHOUT_CUTE not in plain.as_markdown(result)

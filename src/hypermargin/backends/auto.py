@@ -26,6 +26,13 @@ FUSED_ROWS = 256  # with float32 operands: up to this many rows,
 FUSED_LOGITS = 2**25  # or up to this many logits of at most
 FUSED_LOGIT_ROWS = 1024  # so many rows
 
+LOGITS = "{rows:,} rows × {classes:,} classes"  # filled in only where somebody reads it
+
+
+def _most(call: Call) -> int:
+    """Return up to how many logits the N×C matrix is held."""
+    return DENSE_LOGITS.get(call.device.type, DENSE_LOGITS["cpu"])
+
 
 @dataclass(frozen=True)
 class Auto:
@@ -38,25 +45,26 @@ class Auto:
     def explain(self, call: Call) -> str:
         """Return a sentence that says which backend is chosen, and why."""
         chosen, why = self._choice(call)
-        name = type(chosen).__name__.lower()
+        name, why = (
+            type(chosen).__name__.lower(),
+            why.format(rows=call.rows, classes=call.classes, most=_most(call)),
+        )
         details = chosen.fitted(call).explain(call).removeprefix(name).removeprefix(": ")
         return f"{name}: {why} {details}".strip()
 
     def _choice(self, call: Call) -> tuple[Backend, str]:
         rows, classes = call.rows, call.classes
-        logits = f"{rows:,} rows × {classes:,} classes"
         if call.dtype == torch.float32 and call.rule.is_softmax and is_tested_on(call.device):
             if torch.is_autocast_enabled("cuda"):
                 if rows * min(classes, 64) <= FUSED_LABELS * classes:
-                    return Triton(), f"{logits} under autocast: computed in tiles, measured as the fastest."
-                return Dense(), f"{logits} have many rows per class, which tiles are slow at."
+                    return Triton(), f"{LOGITS} under autocast: computed in tiles, measured as the fastest."
+                return Dense(), f"{LOGITS} have many rows per class, which tiles are slow at."
             few = rows <= FUSED_LOGIT_ROWS and rows * classes <= FUSED_LOGITS
             if (rows <= FUSED_ROWS or few) and rows * min(classes, 64) <= FUSED_LABELS // 4 * classes:
-                return Triton(), f"{logits} in float32: computed in tiles, measured as the fastest."
-        most = DENSE_LOGITS.get(call.device.type, DENSE_LOGITS["cpu"])
-        if rows * classes <= most:
-            return Dense(), f"{logits} are at most {most:,} logits: holding them costs less than recomputing."
-        return Chunked(), f"{logits} are more than {most:,} logits: computed in blocks, never held."
+                return Triton(), f"{LOGITS} in float32: computed in tiles, measured as the fastest."
+        if rows * classes <= _most(call):
+            return Dense(), f"{LOGITS} are at most {{most:,}} logits: holding them costs less than recomputing."
+        return Chunked(), f"{LOGITS} are more than {{most:,}} logits: computed in blocks, never held."
 
     def __call__(
         self,

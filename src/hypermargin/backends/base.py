@@ -63,8 +63,9 @@ class Backend(Protocol):
     (or plain autograd) owns the weight's gradient, the label rows' share included; dR/dz is exactly 0 at label
     columns; gradients have the dtypes of what they belong to.
 
-    A backend may also have `look(x, weight, labels, ignored, scale) -> Seen` and `whole_loss`, as the fused one
-    does, for heads with two unit sides, one label per row and nothing else.
+    For heads with two unit sides, one label per row and nothing else a backend may also have `whole_loss`, as dense
+    and the fused one do, and `look(x, weight, labels, ignored, scale) -> Seen`, as the fused one does. `whole_loss`
+    returns None for what it leaves to the long way; with `check` that is every value that has to be refused too.
     """
 
     def fitted(self, call: Call) -> Backend:

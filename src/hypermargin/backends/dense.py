@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hypermargin.backends import at_once
 from hypermargin.backends.base import PLAIN, Call, Rivals
 from hypermargin.layout import ClassTable, look_up
 from hypermargin.numerics import apply, unit, widen
@@ -62,6 +63,16 @@ class Dense:
             z.masked_fill(z == -math.inf, 0.0).sum(-1) if rival_sum else None,
             raw.detach().amax(-1) if hardest else None,
         )
+
+    def whole_loss(
+        self, x: Tensor, weight: Tensor, labels: Tensor, ignored: int, scale: Tensor | float,
+        numbers: tuple[float, float, float], part: float, reduction: str, check: bool,
+    ) -> Tensor | None:  # fmt: skip
+        """Return the loss for ψ = cos θ + part·(g(m1·θ + m2) − m3 − cos θ) in one node; None if it cannot."""
+        if type(self) is not Dense:  # one of yours may do something else with every row
+            return None
+        # What is to be checked is looked at anyway: nothing invalid is usual.
+        return at_once.loss(x, weight, labels, ignored, scale, numbers, part, reduction)
 
     def _products(self, f: Tensor, w: Tensor) -> Tensor:
         if self.operands in (None, "float32") or not f.is_cuda or not REDUCED_OPERANDS_WORK:

@@ -156,7 +156,7 @@ class RowFacts(NamedTuple):
 
     features: Tensor  # (N, d)  as given, float32 or wider; zeros in rows that do not count
     norm: Tensor  # (N, 1)  |x|, with its gradient
-    labels: Tensor  # (N, L)  class numbers; −1 in rows that do not count
+    labels: Tensor  # (N, L)  class numbers; negative in rows that do not count or are bad
     ahead: LookAhead  # what can be asked about the classes before the loss, without gradient
     shared: Callable[[Tensor], Tensor] = lambda x: x  # apply it to a parameter that all ranks hold, before use
 

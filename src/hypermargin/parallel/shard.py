@@ -13,21 +13,19 @@ import math
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from hypermargin import checks
+from hypermargin.batch import NO_CLASS, NO_LABEL, Batch
 from hypermargin.layout import ClassTable, Layout, Share, bias_by_row, by_center, places, rows_of
 from hypermargin.numerics import Reading, wide_dtype, widen
 from hypermargin.parallel import messages
 from hypermargin.parallel.messages import Group, Rows, gather_rows, join, own_rows
 from hypermargin.rules import Aggregate
-
-if TYPE_CHECKING:
-    from hypermargin.batch import Batch
 
 # exp(R − bound) ≥ exp(−2·bound), and float64 keeps all its digits down to exp(−708).
 LARGEST_BOUND = 300.0
@@ -202,10 +200,12 @@ class Sharded(Layout):
             scale = self.shared(widen(scale, wide))
         if m is not None and not mine.m_by_row:
             m = self.shared(widen(m, wide))
+        all_count = all(flags[1] for flags in by_rank)
         return mine._replace(
             features=gather_rows(x, rows, wide),
             y=y,
-            used=None if all(flags[1] for flags in by_rank) else y[:, 0] >= 0,
+            used=None if all_count else y[:, 0] != NO_LABEL,
+            bad=None if all_count else y[:, 0] == NO_CLASS,
             scale=of_all.get("scale", scale),
             share=of_all.get("mix weight", share),
             m=of_all.get("m", m),

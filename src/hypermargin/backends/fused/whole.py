@@ -12,11 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hypermargin.backends import again
 from hypermargin.backends.fused.launch import slabs
 from hypermargin.backends.fused.ops import on_device_of
 from hypermargin.backends.fused.sites import Whole, plan_of_kind
-from hypermargin.margins import g
-from hypermargin.numerics import angle_between, polar, reduced, softplus, widen
 
 MOST_CLASSES = 2**20
 
@@ -61,7 +60,8 @@ class _Whole(torch.autograd.Function):
         x, weight, scale, *left = saved
         if torch.is_grad_enabled():
             s, _, reduction, _ = ctx.settings
-            dx, dW, ds = _again(x, weight, scale, s, left[1], ctx.margin, reduction, ctx.needs, grad)
+            y = left[1][0, : len(x)]
+            dx, dW, ds = again.gradients(x, weight, scale, s, y, ctx.margin, reduction, ctx.needs, grad)
         else:
             run: Any = torch.ops.hypermargin.fused_whole_back if torch.compiler.is_compiling() else backward
             grads = run(x, weight, scale, *left, grad, *ctx.settings, *ctx.needs)
@@ -109,29 +109,6 @@ def _plan_of(
         *x.shape, weight.shape[0], x.dtype, weight.dtype, labels, x.device, operands, ignored, kind,
         None if scale is None else scale.dtype, reduction, by_x, by_weight, by_scale,
     )  # fmt: skip
-
-
-def _again(
-    x: Tensor, weight: Tensor, scale: Tensor | None, s: float, ints: Tensor,
-    margin: tuple[float, float, float, float], reduction: str, needs: tuple[bool, bool, bool], grad: Tensor,
-) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """Return the gradients by operations that can be differentiated again, in dense memory."""
-    m1, m2, m3, part = margin
-    y = ints[0, : len(x)].long()[:, None]
-    u, norm = polar(widen(x, torch.float32).masked_fill(y < 0, 0.0))
-    w, _ = polar(widen(weight, torch.float32))
-    s_of = s if scale is None else scale.reshape(-1, 1)
-    f, own = s_of * u, w.index_select(0, y.clamp(min=0).flatten())
-    rivals = (f @ w.T).scatter(1, y.clamp(min=0), -torch.inf).logsumexp(1)
-    angle = angle_between(u, own)
-    lift = part * (g(m1 * angle + m2) - m3 - angle.cos())
-    T = (f * own).sum(1) + (s_of * norm.detach().sign()).flatten() * lift
-    used = y[:, 0] >= 0
-    each = softplus(rivals - T).masked_fill(~used, 0.0)
-    value = each if reduction == "none" else reduced(each, used, reduction)
-    leaves = [t for t, need in zip((x, weight, scale), needs, strict=True) if need and t is not None]
-    found = iter(torch.autograd.grad(value, leaves, grad, create_graph=True))
-    return tuple(next(found) if need else None for need in needs)
 
 
 # Under torch.compile each is one opaque call. They are defined without torch.library.custom_op, whose checks take
