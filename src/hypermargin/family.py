@@ -9,6 +9,7 @@ from typing import Any, Unpack
 from torch import Tensor
 
 from hypermargin import checks
+from hypermargin.centers import Centers
 from hypermargin.counts import checked_counts
 from hypermargin.fields import number_fields
 from hypermargin.head import MarginHead
@@ -28,8 +29,9 @@ def create_head(name: str, dim: int, classes: int, **overrides: Unpack[HeadOverr
 
     The one exception: ArcFace continues smoothly past π (beyond="smooth"), where its paper says nothing.
 
-    `overrides` are fields of its margin (m, or m1, m2, m3; lam, beyond), of its rule (t, …) and arguments of
-    `MarginHead` (scale, bias, learn_scale, backend, …); a field that margin and rule both have is set in both.
+    `overrides` are fields of its margin (m, or m1, m2, m3; lam, beyond), of its rule (t, …), of its centers (pool,
+    gamma, together; `centers` is their number) and arguments of `MarginHead` (scale, bias, learn_scale, backend, …);
+    a field that margin and rule both have is set in both.
     A given `lam` is constant, so it replaces the λ schedule; lam=0 is the bare margin. Heads that go by how
     frequent a class is need `counts`, the samples of each class in training; logit-adjustment takes `tau` too.
 
@@ -51,7 +53,13 @@ def head_settings(
     parts: dict[str, Any] = {"margin": given.pop("margin", recipe.margin), "rule": given.pop("rule", recipe.rule)}
     checks.margin_object(parts["margin"])
     checks.rule_object(parts["rule"])
+    if "centers" in given and not isinstance(given["centers"], Centers):
+        given["centers"] = dataclasses.replace(recipe.centers, count=given["centers"])
+    parts["centers"] = given.pop("centers", recipe.centers)
     of_parts = dict.fromkeys(f.name for part in parts.values() for f in dataclasses.fields(part))
+    del of_parts["count"]  # which is `centers`
+    if given.get("pool", parts["centers"].pool) != "soft":
+        of_parts.pop("gamma")  # it would be lost; often s is meant
     of_head = ["margin", *setting_names()]
     for key, value in given.items():
         if key not in of_parts and key not in of_head:
@@ -134,7 +142,7 @@ def successors_as_markdown() -> str:
             if r.group != group:
                 continue
             rivals = "" if r.rule is SOFTMAX else r.rule.formula
-            rivals += f"{r.centers} per class" if r.centers > 1 else ""
+            rivals += _centers_in_words(r.centers)
             numbers = {
                 f.name: getattr(part, f.name) for part in (r.margin, r.rule) for f in number_fields(type(part))
             }
@@ -146,6 +154,12 @@ def successors_as_markdown() -> str:
             )  # fmt: skip
             rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(rows)
+
+
+def _centers_in_words(centers: Centers) -> str:
+    """Return how many centers a class has, and what the class is because of them; nothing if it has one."""
+    pools = {"sum": "", "max": ", the nearest counts", "soft": f", weighed by softmax(c/{centers.gamma:g})"}
+    return f"{centers.count} per class{pools[centers.pool]}" if centers.count > 1 else ""
 
 
 def groups_as_markdown() -> str:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from hypermargin import checks
 from hypermargin.backends import Backend, Triton, find_backend
+from hypermargin.centers import Centers
 from hypermargin.checks import Gradient, Reduction
 from hypermargin.functional import margin_softmax
 from hypermargin.layout import WHOLE, Layout
@@ -40,8 +41,8 @@ class MarginHead(nn.Module):
       Features that keep their length have s = 1 unless given.
     - bias: True for one per class, "shared" for one that all classes share
     - rule: what a rival counts as (`hypermargin.rules`)
-    - centers: rows of the weight per class. The target is the nearest center of its class, and all centers of other
-      classes are rivals; `logits` has each class's nearest center.
+    - centers: rows of the weight per class. With a number the target is the nearest center of its class, all
+      centers of other classes are rivals, and `logits` has each class's nearest; `Centers` has other pools.
     - learn_scale: s is a parameter, never below `scale_floor` (default: the smallest useful s for this number of
       classes, `advise.smallest_scale`). With a margin an unbounded s shrinks while most samples violate the margin.
     - class_margins: m by class, (C,) (Combined: (C, 3)), instead of the margin's own
@@ -82,7 +83,7 @@ class MarginHead(nn.Module):
         unit_features: bool = True,
         unit_weight: bool = True,
         rule: Rule = SOFTMAX,
-        centers: int = 1,
+        centers: int | Centers = 1,
         learn_scale: bool = False,
         scale_floor: float | None = None,
         class_margins: Tensor | Sequence[float] | None = None,
@@ -109,7 +110,7 @@ class MarginHead(nn.Module):
         checks.count("classes", classes)
         self.settings = HeadSettings(
             dim, classes, margin, scale=scale, bias=bias, unit_features=unit_features, unit_weight=unit_weight,
-            rule=rule, centers=centers, learn_scale=learn_scale, scale_floor=scale_floor, learn_margin=learn_margin,
+            rule=rule, centers=Centers.of(centers), learn_scale=learn_scale, scale_floor=scale_floor, learn_margin=learn_margin,
             margin_reward=margin_reward, gradient=gradient, ignore_index=ignore_index,
             label_smoothing=label_smoothing, reduction=reduction, check=check, backend=backend, shard=shard,
             sample=sample,
@@ -125,7 +126,7 @@ class MarginHead(nn.Module):
         if sample is not None:
             self._hold("sampled_steps", torch.tensor(0, device="cpu"), device)
         held = len(self.layout.held(classes))
-        self.weight = nn.Parameter(torch.empty(held * centers, dim, device=device, dtype=dtype))
+        self.weight = nn.Parameter(torch.empty(held * self.settings.centers.count, dim, device=device, dtype=dtype))
         self.register_parameter("bias", None)
         if bias:
             shape = () if bias == "shared" else (held,)
@@ -300,7 +301,8 @@ class MarginHead(nn.Module):
             self.sampled_steps += 1
 
     def _beside_the_loss(self, adjustment: Adjustment, m: Tensor | None, scale: Tensor) -> Tensor | None:
-        """Return the penalty of a schedule on |W|² minus the reward of a learned margin; the same on all ranks."""
+        """Return what is added once per step, the same on all ranks: a schedule's penalty on |W|², the distance between
+        the centers of a class, minus the reward of a learned margin."""
         extra = None
         if isinstance(adjustment.penalty, Tensor):
             squares = self.layout.sum(widen(self.weight, wide_dtype(self.weight)).square().sum())
@@ -311,6 +313,10 @@ class MarginHead(nn.Module):
             mean = self.layout.mean(more) if m.dim() > zero.dim() else more.mean()
             reward = self.settings.margin_reward * scale.detach() * mean
             extra = -reward if extra is None else extra - reward
+        centers = self.settings.centers
+        if centers.together and centers.count > 1:
+            spread = centers.together * self.layout.sum(centers.distance(self.weight, self.classes))
+            extra = spread if extra is None else extra + spread
         return extra
 
     def logits(self, features: Tensor) -> Tensor:

@@ -79,7 +79,7 @@ class _LookLater(LookAhead):
 
     @functools.cached_property
     def _table(self) -> ClassTable:  # type: ignore[override]
-        return WHOLE.table(self._weight, self._batch, unit=True, bias=None, centers=1)
+        return WHOLE.table(self._weight, self._batch, unit=True, bias=None)
 
     @functools.cached_property
     def _rows(self) -> ScaledRows:  # type: ignore[override]

@@ -8,6 +8,7 @@ from typing import Literal, cast
 
 from torch import Tensor
 
+from hypermargin.centers import ONE, Centers
 from hypermargin.counts import margins_from_counts, offsets_from_counts
 from hypermargin.margins import (
     AdaFace,
@@ -73,7 +74,7 @@ class Recipe:
     width: str = ""  # width of the band between the two boundaries, for classes θ12 apart
     bias: bool | Literal["shared"] = False
     rule: Rule = SOFTMAX
-    centers: int = 1
+    centers: Centers = ONE
     learn_scale: bool = False
     scale_floor: float | None = None
     schedule: Callable[[], Schedule] | None = None
@@ -307,8 +308,13 @@ FAMILY: dict[str, Recipe] = {
         paper="Zhang et al. 2019, arXiv:1905.02479",
     ),
     "subcenter-arcface": Recipe(
-        ArcFace(m=0.5), centers=3, scale=64.0, group=CENTERS,
+        ArcFace(m=0.5), centers=Centers(3, pool="max"), scale=64.0, group=CENTERS,
         good="mislabelled and odd samples gather at a center of their own", bad="K times the work and memory",
         paper="Deng et al. 2020, ECCV",
+    ),
+    "soft-triple": Recipe(
+        CosFace(m=0.01), centers=Centers(10, pool="soft", gamma=0.1, together=0.2), scale=20.0, group=CENTERS,
+        good="a class may look several ways; all its centers learn", bad="ten times the work and memory",
+        paper="Qian et al. 2019, arXiv:1909.05235",
     ),
 }  # fmt: skip

@@ -10,6 +10,7 @@ import torch
 
 from hypermargin import checks
 from hypermargin.backends import Backend, find_backend
+from hypermargin.centers import ONE, Centers
 from hypermargin.checks import Gradient, Reduction
 from hypermargin.margins import Margin
 from hypermargin.parallel import PartialFC, Shard
@@ -24,7 +25,7 @@ AUTOMATIC_SCALES = ("advised", "adacos", "adacos-dynamic")
 class HeadSettings:
     """The arguments a head was made with; what changes in training (weights, s, m, counters) is in its state_dict.
 
-    The fields are explained at `MarginHead`. `scale` is never None after construction: it becomes 1 for features
+    The fields are explained at `MarginHead`. `centers` may be given as a number. `scale` is never None after construction: it becomes 1 for features
     that keep their length, and must be given for others.
     """
 
@@ -36,7 +37,7 @@ class HeadSettings:
     unit_features: bool = True
     unit_weight: bool = True
     rule: Rule = SOFTMAX
-    centers: int = 1
+    centers: Centers = ONE
     learn_scale: bool = False
     scale_floor: float | None = None
     learn_margin: bool = False
@@ -69,6 +70,7 @@ class HeadSettings:
                     f"sample={self.sample} raises the logits of a log-sum-exp, and rule={self.rule} has a "
                     f"{self.rule.aggregate.name}. Leave correct=True out."
                 )
+        object.__setattr__(self, "centers", Centers.of(self.centers))
         checks.combination(
             self.rule, self.unit_weight, self.centers, self.label_smoothing, False, self.sample is None
         )
@@ -111,10 +113,13 @@ class HeadSettings:
 
     def as_plain(self) -> dict[str, Any]:
         """Return the settings that decide how features become logits, as plain values to write to a file."""
-        return {
-            "margin": str(self.margin), "rule": str(self.rule), "centers": self.centers, "bias": bool(self.bias),
-            "unit_features": self.unit_features, "unit_weight": self.unit_weight,
+        found = {
+            "margin": str(self.margin), "rule": str(self.rule), "centers": self.centers.count,
+            "bias": bool(self.bias), "unit_features": self.unit_features, "unit_weight": self.unit_weight,
         }  # fmt: skip
+        if self.centers.pooled:
+            found["pool"] = self.centers.pool
+        return found | ({"gamma": self.centers.gamma} if self.centers.soft else {})
 
     @property
     def sides(self) -> dict[str, Any]:
@@ -131,7 +136,7 @@ class HeadSettings:
             f"gradient={self.gradient!r}, backend={self.backend!r}"
         )
         words += f", rule={self.rule}" if self.rule != SOFTMAX else ""
-        words += f", centers={self.centers}" if self.centers > 1 else ""
+        words += f", centers={self.centers}" if self.centers.count > 1 else ""
         return words + (f", sample={self.sample}" if self.sample is not None else "")
 
 
@@ -177,7 +182,10 @@ class HeadOverrides(TypedDict, total=False):
     unit_features: bool
     unit_weight: bool
     rule: Rule
-    centers: int
+    centers: int | Centers
+    pool: str
+    gamma: float
+    together: float
     learn_scale: bool
     scale_floor: float | None
     class_margins: Any

@@ -45,7 +45,7 @@ class Auto:
     def _choice(self, call: Call) -> tuple[Backend, str]:
         rows, classes = call.rows, call.classes
         logits = f"{rows:,} rows × {classes:,} classes"
-        if call.dtype == torch.float32 and call.rule.is_softmax and is_tested_on(call.device):
+        if call.dtype == torch.float32 and _is_plain(call) and is_tested_on(call.device):
             if torch.is_autocast_enabled("cuda"):
                 if rows * min(classes, 64) <= FUSED_LABELS * classes:
                     return Triton(), f"{logits} under autocast: computed in tiles, measured as the fastest."
@@ -69,8 +69,13 @@ class Auto:
     ) -> Rivals:
         """Return the rivals of `f` (N, d), by the backend chosen for this call."""
         rule = PLAIN if rule is None else rule
-        call = Call(f.shape[0], table.weight.shape[0], f.device, f.dtype, f.shape[1], rule.rule)
+        call = Call(f.shape[0], table.weight.shape[0], f.device, f.dtype, f.shape[1], rule.rule, table.centers)
         return self.fitted(call)(f, table, rule, rival_sum=rival_sum, hardest=hardest)
+
+
+def _is_plain(call: Call) -> bool:
+    """Return whether a call is about what the fused kernels know."""
+    return call.rule.is_softmax and not call.centers.pooled
 
 
 def explain_backend(

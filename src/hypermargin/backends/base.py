@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hypermargin import checks
+from hypermargin.centers import ONE, Centers
 from hypermargin.layout import ClassTable, Layout
 from hypermargin.numerics import wide_dtype
 from hypermargin.rules import SOFTMAX, Rule, RuleAtRows
@@ -23,7 +24,7 @@ class Rivals(NamedTuple):
     """What a backend returns, for z_ij = ⟨f_i, w̃_j⟩ and a table of C·K rows."""
 
     rows: Tensor  # (N, L·K, d)  w̃ of the labels; an arbitrary row where the label is not in the table
-    rivals: Tensor  # (N,)  R: the rule's aggregate of ρ_ij + b_j over the rows that are not labels of i
+    rivals: Tensor  # (N,)  R: the rule's aggregate of ρ_ij + b_j over the rows (or pooled classes) that are not labels of i
     rival_sum: Tensor | None  # (N,)  the sum of the same z_ij + b_j, if asked for
     hardest: Tensor | None  # (N,)  their maximum, whatever the rule, detached, if asked for
 
@@ -39,7 +40,7 @@ class Seen(NamedTuple):
 
 
 class Call(NamedTuple):
-    """The sizes, device, dtype and rule of a call, which a backend is chosen by before the call is made."""
+    """The sizes, device, dtype, rule and centers of a call, which a backend is chosen by before the call is made."""
 
     rows: int
     classes: int  # rows of the table
@@ -47,13 +48,14 @@ class Call(NamedTuple):
     dtype: torch.dtype = torch.float32  # of the scaled features
     dim: int = 512
     rule: Rule = SOFTMAX
+    centers: Centers = ONE
 
     @staticmethod
-    def of(batch: Batch, weight: Tensor, layout: Layout, rule: Rule = SOFTMAX, centers: int = 1) -> Call:
+    def of(batch: Batch, weight: Tensor, layout: Layout, rule: Rule = SOFTMAX, centers: Centers = ONE) -> Call:
         """Return the description of the call on a batch; with several ranks, it is the same on each."""
         rows, dim = batch.features.shape
-        classes = layout.busiest(weight.shape[0] // centers) * centers
-        return Call(rows, classes, weight.device, wide_dtype(batch.features, weight), dim, rule)
+        classes = layout.busiest(weight.shape[0] // centers.count) * centers.count
+        return Call(rows, classes, weight.device, wide_dtype(batch.features, weight), dim, rule, centers)
 
 
 class Backend(Protocol):

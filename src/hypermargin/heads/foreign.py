@@ -134,7 +134,7 @@ def _unlike(head: MarginHead) -> str:
         return "it has no bias, no margins by class, no schedules and no label smoothing."
     if (
         head.settings.rule != SOFTMAX
-        or head.settings.centers > 1
+        or head.settings.centers.count > 1
         or head.offsets is not None
         or len(head.row_terms)
     ):
