@@ -55,7 +55,7 @@ class Ranks:
         return slice(*class_range(count, self.rank, self.world))
 
     def weight_rows(self, head):
-        mine, K = self.classes(head.classes), head.settings.centers
+        mine, K = self.classes(head.classes), head.settings.centers.count
         return slice(K * mine.start, K * mine.stop)
 
 

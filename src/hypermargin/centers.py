@@ -97,7 +97,9 @@ class Centers:
         return 2 * torch.atan2(_root(sine), _root(cosine))
 
     def _shares(self, z: Tensor, length: Tensor | None) -> Tensor:
-        return (z * self._sharpness(length)).softmax(-1)
+        sharp = z * self._sharpness(length)
+        each = (sharp - sharp.detach().amax(-1, keepdim=True)).exp()  # softmax of so few is slow on the CPU
+        return each / each.sum(-1, keepdim=True)
 
     def _sharpness(self, length: Tensor | None) -> float | Tensor:
         return 1 / self.gamma if length is None else 1 / (self.gamma * _divisor(length).unsqueeze(-1))

@@ -9,7 +9,7 @@ from hypermargin.counts import margins_from_counts, offsets_from_counts
 from hypermargin.heads import add_classes, head_from, weights_of
 from hypermargin.recipes import FAMILY
 
-ONE_CENTER = [name for name, recipe in FAMILY.items() if recipe.group != "classic" and recipe.centers == 1]
+ONE_CENTER = [name for name, recipe in FAMILY.items() if recipe.group != "classic" and recipe.centers.count == 1]
 
 
 @pytest.mark.parametrize("name", ONE_CENTER)

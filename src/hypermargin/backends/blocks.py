@@ -35,14 +35,27 @@ class _Pool:
 
     def score(self, z: Tensor) -> Tensor:
         """Return z by column from z by row; the same tensor where each row is a column."""
-        return z if self.centers is None else self.centers.score(self.centers.by_class(z), self.length)
+        if self.centers is None:
+            return z
+        z = self.centers.by_class(z)
+        return self.centers.score(z, self.length) if self.centers.soft else z.amax(-1)
 
     def spread(self, P: Tensor, z: Tensor) -> Tensor:
         """Return the gradient by row, in z's memory, from that by column."""
         if self.centers is None:
             return P
-        by_row = self.centers.spread(P, self.centers.by_class(z), self.length)
-        return z.copy_(by_row.view_as(z))
+        by_class = self.centers.by_class(z)
+        if self.centers.soft:
+            by_class.copy_(self.centers.spread(P, by_class, self.length))
+        elif z.is_cuda:
+            nearest = by_class.argmax(-1, keepdim=True)
+            by_class.zero_().scatter_(-1, nearest, P.unsqueeze(-1))
+        else:  # an argmax of so few takes the CPU as long as the product
+            by_class.eq_(by_class.amax(-1, keepdim=True))
+            if by_class.count_nonzero() != P.numel():  # of equally near ones it is the first
+                by_class.mul_(by_class.cumsum(-1) <= 1)
+            by_class.mul_(P.unsqueeze(-1))
+        return z
 
     def by_length(self, P: Tensor, z: Tensor) -> Tensor | None:
         """Return what the gradient by |f| gets by way of "soft"'s weights, (N, 1)."""

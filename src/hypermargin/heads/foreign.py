@@ -10,7 +10,7 @@ from torch import nn
 
 from hypermargin import checks
 from hypermargin.head import MarginHead
-from hypermargin.heads.weights import by_class
+from hypermargin.heads.weights import by_class, refuse_centers
 from hypermargin.margins import ArcFace, CosFace, Margin, NoMargin, SphereFace
 from hypermargin.numerics import unit
 from hypermargin.rules import SOFTMAX
@@ -37,6 +37,7 @@ def to_linear(head: MarginHead) -> nn.Linear:
     """Make a layer with the logits of the head; its weight holds s·W, or s·W/|W| where the head normalises it."""
     checks.instance("head", head, MarginHead, "create_head(…)")
     by_class(head)  # all of them, or an error
+    refuse_centers(head, "the logit of a class is its nearest center's, which no linear layer computes")
     if head.settings.unit_features:
         raise ValueError(
             "head has unit_features=True, and an nn.Linear does not normalise its input. Write the rows alone with "
