@@ -17,6 +17,7 @@ from hypermargin import checks
 from hypermargin.ahead import LookAhead
 from hypermargin.backends import Backend, Call, find_backend
 from hypermargin.batch import ScaledRows, scale_rows
+from hypermargin.centers import ONE
 from hypermargin.layout import WHOLE, ClassTable, look_up
 from hypermargin.margins import Margin, RowFacts, RowMargin
 from hypermargin.numerics import reduced, softplus, wide_dtype, widen
@@ -39,7 +40,7 @@ def whole_loss(
     if numbers is None:
         return backend, None
     checks.features_and_weight(features, weight)
-    WHOLE.check_weight(weight, 1)
+    WHOLE.check_weight(weight, ONE)
     (N, d), C = features.shape, weight.shape[0]
     if not isinstance(scale, Tensor | float):
         scale = needed_scale(scale, True, C, d, margin)

@@ -37,7 +37,7 @@ def scores(
     bias: Tensor | None = None,
     unit_features: bool = True,
     unit_weight: bool = True,
-    centers: Centers = ONE,
+    centers: int | Centers = ONE,
     ignore_index: int = -100,
     check: bool | Literal["auto"] = "auto",
     backend: str | Backend = "auto",
@@ -49,6 +49,7 @@ def scores(
     The arguments are those of `margin_softmax`. With several processes each gets its own rows, or with `of_all` the
     rows of all.
     """
+    centers = Centers.of(centers)
     batch = layout.gather(
         lambda: check_batch(features, weight, labels, layout, scale=scale, bias=bias, centers=centers,
                             ignore_index=ignore_index, check=check),
@@ -82,10 +83,11 @@ def logits(
     bias: Tensor | None = None,
     unit_features: bool = True,
     unit_weight: bool = True,
-    centers: Centers = ONE,
+    centers: int | Centers = ONE,
     layout: Layout = WHOLE,
 ) -> Tensor:
     """Return logits (N, C) without any margin, for this rank's own rows; of several centers the nearest's."""
+    centers = Centers.of(centers)
     batch = layout.gather(
         lambda: check_batch(features, weight, None, layout, scale=scale, bias=bias, centers=centers, check=False),
         "logits", weight,

@@ -74,6 +74,11 @@ class HeadSettings:
         checks.combination(
             self.rule, self.unit_weight, self.centers, self.label_smoothing, False, self.sample is None
         )
+        if self.sample is not None and self.centers.together:
+            raise ValueError(
+                f"together={self.centers.together:g} is about all classes, and sample={self.sample} leaves most out; "
+                "choose one."
+            )
         self._check_scale()
         if self.learn_margin and self.margin.m is None:
             raise ValueError("class_margins and learn_margin need a margin that has an m; NoMargin has none.")

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import hypermargin as hm
 from hypermargin import schedule as sch
 from hypermargin.margins import ArcFace, Combined, CosFace, NoMargin, SphereFace
+from hypermargin.centers import Centers
 from hypermargin.settings import STATE, HeadOverrides, setting_names
 
 HEADS = hm.list_heads()
@@ -115,7 +116,7 @@ def test_inference_sees_no_label_and_no_margin(name, dtype):
         * (F.normalize(wide) if head.settings.unit_features else wide)
         @ (F.normalize(W) if head.settings.unit_weight else W).T
     )
-    right = per_class(right, head)
+    right = per_class(right, head, head.settings.first_scale)
     torch.testing.assert_close(
         logits.double(), right if head.bias is None else right + head.bias, rtol=1e-5, atol=1e-5
     )
@@ -410,12 +411,13 @@ def test_the_head_is_a_module_like_others():
 
 
 def test_editors_know_every_override():
-    """Typed overrides are MarginHead's arguments and the fields of all margins and rules, no more."""
+    """Typed overrides are MarginHead's arguments and the fields of all margins and rules and of centers, no more."""
     parts = [hm.margins.get(name) for name in hm.margins.names()] + [hm.rules.get(n) for n in hm.rules.names()]
     fields = {field.name for part in parts for field in dataclasses.fields(part)}
     by_counts = {"counts", "tau"}  # which become class_margins or class_offsets
     own = {"D"}  # Piecewise's function
-    assert set(HeadOverrides.__annotations__) == {"margin", *setting_names(), *fields} - own | by_counts
+    of_centers = {field.name for field in dataclasses.fields(Centers)} - {"count"}  # which is `centers`
+    assert set(HeadOverrides.__annotations__) == {"margin", *setting_names(), *fields} - own | by_counts | of_centers
     arguments = {p.name for p in inspect.signature(hm.MarginHead).parameters.values()} - {"unknown"}
     settled = {field.name for field in dataclasses.fields(hm.HeadSettings)}
     assert arguments == settled | set(STATE)

@@ -137,7 +137,7 @@ def _mask_labels(z: Tensor, local: Tensor, block: slice, value: float) -> Tensor
 
 def rule_at_rows(rule: str, length: Tensor | None, threshold: Tensor | None) -> RuleAtRows:
     """Return the rule that was given as text, with its numbers per row; "" is the softmax rule."""
-    return RuleAtRows(from_text(rule), length, threshold) if rule else RuleAtRows(SOFTMAX)
+    return RuleAtRows(from_text(rule) if rule else SOFTMAX, length, threshold)
 
 
 def _needs_no_maximum(f: Tensor, weight: Tensor, bias: Tensor | None, unit_weight: bool) -> bool:
