@@ -92,7 +92,7 @@ def clean(head: T, parts: Iterable[tuple[Tensor | Array, Tensor | Array]], angle
 def _check_angle(angle: float) -> None:
     hint = ""
     if isinstance(angle, int | float) and angle > math.pi:
-        hint = f" It is in radians; {angle:g} degrees are {math.radians(angle):.4g}."
+        hint = f"It is in radians; {angle:g} degrees are {math.radians(angle):.4g}."
     checks.in_range("angle", angle, 0.0, math.nextafter(math.pi, 4.0), hint)
 
 
