@@ -125,8 +125,6 @@ class MarginHead(nn.Module):
             cast("Any", self).register_load_state_dict_pre_hook(layout.check_state)
         if sample is not None:
             self._hold("sampled_steps", torch.tensor(0, device="cpu"), device)
-        if self.settings.centers.count > 1:
-            cast("Any", self).register_load_state_dict_pre_hook(_check_centers)
         held = len(self.layout.held(classes))
         self.weight = nn.Parameter(torch.empty(held * self.settings.centers.count, dim, device=device, dtype=dtype))
         self.register_parameter("bias", None)
@@ -221,6 +219,16 @@ class MarginHead(nn.Module):
     def fused_optimizer(self) -> FusedSGD | None:
         """The optimiser that works in the backward, if there is one."""
         return getattr(self.training_backend, "update", None)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        """Load what `heads.write` wrote too, which says how many centers a class has if several."""
+        said = state_dict.pop(prefix + "centers", None)
+        if said is not None and int(said) != self.settings.centers.count:
+            raise ValueError(
+                f"this state has {int(said)} centers per class, and the head has {self.settings.centers.count}. Make "
+                f"it with centers={int(said)}."
+            )
+        super()._load_from_state_dict(state_dict, prefix, *others)
 
     def by_class(self) -> dict[str, Tensor]:
         """Return the tensors that have entries by class: weight, and bias, m and offsets where they go by class."""
@@ -354,13 +362,3 @@ class MarginHead(nn.Module):
         scale, held = self._first["scale"] if self.scale.is_meta else self.scale, self.layout.held(self.classes)
         words = self.settings.in_words(float(scale.detach()), by_class=self.m is not None)
         return words + (f", classes {held.start}:{held.stop}" if self.settings.shard is not None else "")
-
-
-def _check_centers(head: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Take out how many centers a file of `heads.write` says that a class has; raise if the head has others."""
-    said = state.pop(prefix + "centers", None)
-    if said is not None and int(said) != head.settings.centers.count:
-        raise ValueError(
-            f"this state has {int(said)} centers per class, and the head has {head.settings.centers.count}. Make "
-            f"it with centers={int(said)}."
-        )

@@ -98,7 +98,7 @@ def _check_angle(angle: float) -> None:
 
 def _checked(embeddings: Any, labels: Any, rows: Tensor, before: int) -> tuple[Tensor, Tensor]:
     """Return features and labels of a part on the head's device; an error names the row, counted from the first."""
-    x, y = (torch.as_tensor(np.asarray(t) if isinstance(t, np.memmap) else t) for t in (embeddings, labels))
+    x, y = (torch.as_tensor(np.array(t) if isinstance(t, np.ndarray) else t) for t in (embeddings, labels))
     dim = rows.shape[2]
     if x.dim() != 2 or x.shape[1] != dim or not x.is_floating_point():
         raise ValueError(f"embeddings must be numbers of shape (N, {dim}); got {x.dtype}, {tuple(x.shape)}.")
