@@ -55,7 +55,11 @@ class LookAhead:
         """Return the mean cosine of the rivals above a threshold (N, 1), (N, 1); 0 where there are none."""
         with torch.no_grad():
             u, weight, local = self._operands()
-            found = u.new_zeros(len(u), 2) if self._table.is_empty else sum_above(u, weight, local, self._table.centers.text, threshold)
+            found = (
+                u.new_zeros(len(u), 2)
+                if self._table.is_empty
+                else sum_above(u, weight, local, self._table.centers.text, threshold)
+            )
             total, count = self._layout.sum(found).chunk(2, 1)
             return total / count.clamp(min=1)
 

@@ -30,8 +30,8 @@ def create_head(name: str, dim: int, classes: int, **overrides: Unpack[HeadOverr
     The one exception: ArcFace continues smoothly past π (beyond="smooth"), where its paper says nothing.
 
     `overrides` are fields of its margin (m, or m1, m2, m3; lam, beyond), of its rule (t, …), of its centers (pool,
-    gamma, together; `centers` is their number) and arguments of `MarginHead` (scale, bias, learn_scale, backend, …);
-    a field that margin and rule both have is set in both.
+    gamma, together; `centers` is their number) and arguments of `MarginHead` (scale, bias, learn_scale, backend,
+    …); a field that margin and rule both have is set in both.
     A given `lam` is constant, so it replaces the λ schedule; lam=0 is the bare margin. Heads that go by how
     frequent a class is need `counts`, the samples of each class in training; logit-adjustment takes `tau` too.
 

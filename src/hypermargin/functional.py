@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hypermargin import checks
 from hypermargin.ahead import LookAhead
-from hypermargin.backends import Backend, Call, find_backend
+from hypermargin.backends import Backend, Call, fitted
 from hypermargin.batch import (
     check_batch,
     check_cosines,
@@ -115,7 +115,7 @@ def margin_softmax(
                             centers=centers, margin=margin, m=m, mix=mix, ignore_index=ignore_index, check=check),
         f"loss ({reduction})", weight,
     )  # fmt: skip
-    backend = find_backend(backend).fitted(Call.of(batch, weight, layout, rule, centers))
+    backend = fitted(backend, Call.of(batch, weight, layout, rule, centers))
     if plain and hasattr(backend, "look"):
         from hypermargin.plain import plain_loss
 

@@ -110,8 +110,8 @@ class MarginHead(nn.Module):
         checks.count("classes", classes)
         self.settings = HeadSettings(
             dim, classes, margin, scale=scale, bias=bias, unit_features=unit_features, unit_weight=unit_weight,
-            rule=rule, centers=Centers.of(centers), learn_scale=learn_scale, scale_floor=scale_floor, learn_margin=learn_margin,
-            margin_reward=margin_reward, gradient=gradient, ignore_index=ignore_index,
+            rule=rule, centers=Centers.of(centers), learn_scale=learn_scale, scale_floor=scale_floor,
+            learn_margin=learn_margin, margin_reward=margin_reward, gradient=gradient, ignore_index=ignore_index,
             label_smoothing=label_smoothing, reduction=reduction, check=check, backend=backend, shard=shard,
             sample=sample,
         )  # fmt: skip
@@ -225,8 +225,8 @@ class MarginHead(nn.Module):
         said = state_dict.pop(prefix + "centers", None)
         if said is not None and int(said) != self.settings.centers.count:
             raise ValueError(
-                f"this state has {int(said)} centers per class, and the head has {self.settings.centers.count}. Make "
-                f"it with centers={int(said)}."
+                f"this state has {int(said)} centers per class, and the head has {self.settings.centers.count}. "
+                f"Make it with centers={int(said)}."
             )
         super()._load_from_state_dict(state_dict, prefix, *others)
 
@@ -311,8 +311,11 @@ class MarginHead(nn.Module):
             self.sampled_steps += 1
 
     def _beside_the_loss(self, adjustment: Adjustment, m: Tensor | None, scale: Tensor) -> Tensor | None:
-        """Return what is added once per step, the same on all ranks: a schedule's penalty on |W|², the distance between
-        the centers of a class, minus the reward of a learned margin."""
+        """Return what is added once per step, the same on all ranks.
+
+        That is the penalty of a schedule on |W|², and the distance between the centers of a class, minus the reward
+        of a learned margin.
+        """
         extra = None
         if isinstance(adjustment.penalty, Tensor):
             squares = self.layout.sum(widen(self.weight, wide_dtype(self.weight)).square().sum())

@@ -49,7 +49,9 @@ class ClassTable(NamedTuple):
 
     def own(self, by_label: Tensor) -> Tensor:
         """Return numbers by label, (N, L), with zeros where the label is not here."""
-        return by_label if self.inside is None else by_label.masked_fill(~self.inside[:, :: self.centers.count], 0.0)
+        return (
+            by_label if self.inside is None else by_label.masked_fill(~self.inside[:, :: self.centers.count], 0.0)
+        )
 
     def label_rows(self, weight: Tensor) -> Tensor:
         """Return the rows of the labels, (N, L·K, d); an arbitrary row where the label is not here."""
@@ -125,7 +127,8 @@ class Layout:
             raise ValueError(f"weight must have at least one class; got shape {tuple(weight.shape)}.")
         if weight.shape[0] % centers.count:
             raise ValueError(
-                f"weight must have {centers.count} rows per class, as centers={centers} says; got {weight.shape[0]} rows."
+                f"weight must have {centers.count} rows per class, as centers={centers} says; got "
+                f"{weight.shape[0]} rows."
             )
 
     def gather(self, check: Callable[[], Batch], asked: str, weight: Tensor) -> Batch:

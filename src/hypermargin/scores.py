@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hypermargin.backends import Backend, Call, find_backend
-from hypermargin.centers import ONE, Centers
+from hypermargin.backends import Backend, Call, fitted
 from hypermargin.batch import check_batch, scale_rows, target_of
+from hypermargin.centers import ONE, Centers
 from hypermargin.layout import WHOLE, Layout, Share
 from hypermargin.numerics import full_precision, unit, widen
 from hypermargin.rules import LOG_SUM_EXP, SOFTMAX
@@ -55,7 +55,7 @@ def scores(
                             ignore_index=ignore_index, check=check),
         "scores", weight,
     )  # fmt: skip
-    backend = find_backend(backend).fitted(Call.of(batch, weight, layout, centers=centers))
+    backend = fitted(backend, Call.of(batch, weight, layout, centers=centers))
     with full_precision(features):
         table = layout.table(weight, batch, unit=unit_weight, bias=bias, centers=centers)
         rows = scale_rows(batch, table, layout, unit_features=unit_features)

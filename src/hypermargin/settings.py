@@ -25,8 +25,8 @@ AUTOMATIC_SCALES = ("advised", "adacos", "adacos-dynamic")
 class HeadSettings:
     """The arguments a head was made with; what changes in training (weights, s, m, counters) is in its state_dict.
 
-    The fields are explained at `MarginHead`. `centers` may be given as a number. `scale` is never None after construction: it becomes 1 for features
-    that keep their length, and must be given for others.
+    The fields are explained at `MarginHead`. `centers` may be given as a number. `scale` is never None after
+    construction: it becomes 1 for features that keep their length, and must be given for others.
     """
 
     dim: int
@@ -76,8 +76,8 @@ class HeadSettings:
         )
         if self.sample is not None and self.centers.together:
             raise ValueError(
-                f"together={self.centers.together:g} is about all classes, and sample={self.sample} leaves most out; "
-                "choose one."
+                f"together={self.centers.together:g} is about all classes, and sample={self.sample} leaves most "
+                "out; choose one."
             )
         self._check_scale()
         if self.learn_margin and self.margin.m is None:

@@ -13,7 +13,7 @@ CLASSES, EACH, DIM = 12, 40, 16
 
 @pytest.fixture(scope="module")
 def noisy(tmp_path_factory):
-    """A run with three centers per class on data with planted wrong labels: its folder, the data, which are wrong."""
+    """A run with three centers per class on data with planted wrong labels: folder, data, which."""
     folder = tmp_path_factory.mktemp("noisy")
     rng = np.random.default_rng(0)
     true = np.repeat(np.arange(CLASSES), EACH)

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from cases import cases
 from conftest import over_backends
+from row_by_row import RowByRow
 
 import hypermargin as hm
 from hypermargin import rules
@@ -186,7 +187,7 @@ def test_of_equally_near_centers_the_first_learns(backend):
 
 @over_pools
 def test_hostile_rows(pool):
-    """Rows on and opposite to a center, zero rows, a class of zeros, a dead center, one class and two, large logits."""
+    """Rows on and opposite to a center, zero rows, a class of zeros, a dead center, few classes, large logits."""
     for name, (x, W, y) in cases().items():
         more = torch.randn(W.shape, generator=torch.Generator().manual_seed(1), dtype=W.dtype)
         stacked = torch.stack((W, more, -W, 0 * W), 1).flatten(0, 1)
@@ -269,7 +270,9 @@ def test_float32_is_right_and_keeps_no_logits(pool):
     for backend in (Dense(), Chunked(chunk=64)):
         loss = hm.margin_softmax(*low, y, ArcFace(0.3), backend=backend, **settings)
         torch.testing.assert_close(loss.double(), exact, rtol=1e-5, atol=1e-5)
-        for a, b in zip(torch.autograd.grad(loss, low), torch.autograd.grad(exact, (x, W), retain_graph=True)):
+        for a, b in zip(
+            torch.autograd.grad(loss, low), torch.autograd.grad(exact, (x, W), retain_graph=True), strict=True
+        ):
             torch.testing.assert_close(a.double(), b, rtol=1e-3, atol=1e-5)
 
 
@@ -376,7 +379,9 @@ def test_centers_that_are_one_have_a_finite_gradient():
 
 
 def test_they_are_drawn_together():
-    head = hm.MarginHead(D, C, NoMargin(), scale=1.0, centers=Centers(3, "soft", together=50.0), dtype=torch.float64)
+    head = hm.MarginHead(
+        D, C, NoMargin(), scale=1.0, centers=Centers(3, "soft", together=50.0), dtype=torch.float64
+    )
     x, _, y = draw()
     before = head.settings.centers.distance(head.weight, C).item()
     optimizer = torch.optim.SGD([head.weight], lr=0.01)
@@ -414,7 +419,9 @@ def test_the_fused_kernels_know_one_pool_and_auto_takes_another():
 
 def test_the_reason_of_the_fused_kernels(monkeypatch):
     monkeypatch.setattr("hypermargin.backends.fused.why_not", lambda device: "")
-    with pytest.raises(ValueError, match=r"every center of a class as a rival, and centers=Centers\(3, pool=\"max\"\)"):
+    with pytest.raises(
+        ValueError, match=r"every center of a class as a rival, and centers=Centers\(3, pool=\"max\"\)"
+    ):
         Triton().fitted(Call(8, 20, torch.device("cpu"), centers=Centers(3, "max")))
     Triton().fitted(Call(8, 20, torch.device("cpu"), centers=Centers(3)))
 
@@ -436,7 +443,7 @@ def test_what_is_wrong_is_said():
         Centers(3, "soft", gamma=0.0)
     with pytest.raises(ValueError, match="together must lie in"):
         Centers(3, together=-1.0)
-    with pytest.raises(ValueError, match="together=0.2 is about all classes"):
+    with pytest.raises(ValueError, match=r"together=0\.2 is about all classes"):
         hm.create_head("soft-triple", D, C, sample=hm.PartialFC(0.5))
 
 
@@ -448,8 +455,17 @@ def test_settings_by_name():
     assert hm.create_head("subcenter-arcface", D, C, centers=Centers(4)).settings.centers == Centers(4)
     assert hm.create_head("arcface", D, C, centers=4, pool="soft", gamma=0.3).settings.centers.gamma == 0.3
     assert hm.MarginHead(D, C, ArcFace(), scale=8.0, centers=2).settings.centers == Centers(2)
-    with pytest.raises(TypeError, match="gamma.*scale"):
+    with pytest.raises(TypeError, match=r"gamma.*scale"):
         hm.create_head("arcface", D, C, gamma=64.0)
     with pytest.raises(TypeError, match="count"):
         hm.create_head("arcface", D, C, count=3)
-    assert "centers=Centers(3, pool=\"max\")" in repr(head)
+    assert 'centers=Centers(3, pool="max")' in repr(head)
+
+
+def test_a_backend_of_ones_own_is_not_asked_for_what_it_does_not_know():
+    x, W, y = draw()
+    with pytest.raises(ValueError, match=r"RowByRow.* counts every center .* knows_pools = True in your backend"):
+        hm.margin_softmax(x, W, y, ArcFace(), scale=8.0, centers=Centers(K, "max"), backend=RowByRow())
+    every = {"scale": 8.0, "centers": K}
+    right = hm.margin_softmax(x, W, y, ArcFace(), **every)
+    torch.testing.assert_close(hm.margin_softmax(x, W, y, ArcFace(), backend=RowByRow(), **every), right)

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 import hypermargin as hm
 from hypermargin import schedule as sch
-from hypermargin.margins import ArcFace, Combined, CosFace, NoMargin, SphereFace
 from hypermargin.centers import Centers
+from hypermargin.margins import ArcFace, Combined, CosFace, NoMargin, SphereFace
 from hypermargin.settings import STATE, HeadOverrides, setting_names
 
 HEADS = hm.list_heads()
@@ -411,13 +411,15 @@ def test_the_head_is_a_module_like_others():
 
 
 def test_editors_know_every_override():
-    """Typed overrides are MarginHead's arguments and the fields of all margins and rules and of centers, no more."""
+    """Typed overrides are MarginHead's arguments and fields of all margins and rules and of centers, no more."""
     parts = [hm.margins.get(name) for name in hm.margins.names()] + [hm.rules.get(n) for n in hm.rules.names()]
     fields = {field.name for part in parts for field in dataclasses.fields(part)}
     by_counts = {"counts", "tau"}  # which become class_margins or class_offsets
     own = {"D"}  # Piecewise's function
     of_centers = {field.name for field in dataclasses.fields(Centers)} - {"count"}  # which is `centers`
-    assert set(HeadOverrides.__annotations__) == {"margin", *setting_names(), *fields} - own | by_counts | of_centers
+    assert (
+        set(HeadOverrides.__annotations__) == {"margin", *setting_names(), *fields} - own | by_counts | of_centers
+    )
     arguments = {p.name for p in inspect.signature(hm.MarginHead).parameters.values()} - {"unknown"}
     settled = {field.name for field in dataclasses.fields(hm.HeadSettings)}
     assert arguments == settled | set(STATE)

@@ -1,5 +1,4 @@
-"""Heads with several centers per class: changed, cut, joined, read, written; and brought back to one, with what they
-found out about the samples."""
+"""Heads with several centers per class: changed, cut, joined, read, written; and brought back to one."""
 
 import csv
 import math
@@ -89,7 +88,7 @@ def test_new_classes_from_embeddings_have_centers_that_differ():
 
 def test_what_has_no_meaning_says_why(tmp_path):
     head = made()
-    with pytest.raises(ValueError, match="no order in which to merge them. For a head with one per class see"):
+    with pytest.raises(ValueError, match=r"no order in which to merge them\. For a head with one per class see"):
         heads.merge_classes(head, [[1, 2]])
     free = hm.MarginHead(D, C, hm.margins.NoMargin(), unit_features=False, unit_weight=False, centers=2)
     with pytest.raises(ValueError, match="nearest center's, which no linear layer computes"):
@@ -134,7 +133,7 @@ def test_files_say_how_many(ending, tmp_path):
     heads.restore_optimizer(other, again, read)
     for key in ("exp_avg", "exp_avg_sq"):
         assert torch.equal(other.state[again.weight][key], optimizer.state[head.weight][key])
-    with pytest.raises(ValueError, match="has 3 centers per class, not 2. Leave centers out"):
+    with pytest.raises(ValueError, match=r"has 3 centers per class, not 2\. Leave centers out"):
         heads.read(tmp_path / f"head{ending}", centers=2)
 
 
@@ -153,7 +152,11 @@ def test_a_bare_state_dict_has_to_be_told(tmp_path):
     assert heads.read(tmp_path / "rows.npy").classes == C * K
     for place in range(2):  # the slices of a sharded head say how many classes they hold
         held = torch.tensor([4 * place, min(4 * place + 4, C), C, place, 2])
-        part = {"weight": head.weight.detach()[K * held[0] : K * held[1]], "scale": head.scale, "classes_held": held}
+        part = {
+            "weight": head.weight.detach()[K * held[0] : K * held[1]],
+            "scale": head.scale,
+            "classes_held": held,
+        }
         torch.save(part, tmp_path / f"part{place}.pt")
     whole = heads.read([tmp_path / "part1.pt", tmp_path / "part0.pt"])
     assert (whole.classes, whole.centers) == (C, K)

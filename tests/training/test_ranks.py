@@ -39,7 +39,10 @@ RUNS = {
     "cosface learned m": {"head": "cosface", "set": {"learn_margin": True}},
     "nearest of three averaged": {"head": "subcenter-arcface", "set": {"scale": 8.0}, "ema": 0.9},
     "soft-triple sampled sgd": {
-        "head": "soft-triple", "optimizer": "sgd", "sample_rate": 0.5, "set": {"centers": 2, "together": 0.0},
+        "head": "soft-triple",
+        "optimizer": "sgd",
+        "sample_rate": 0.5,
+        "set": {"centers": 2, "together": 0.0},
     },
     "adacos balanced": {"head": "arcface", "set": {"scale": "adacos-dynamic"}, "sampling": "balanced"},
 }

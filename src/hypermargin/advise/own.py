@@ -79,8 +79,8 @@ def _of_head(head: str, advice: Recommendation) -> list[str]:
         ]
     if recipe.centers.count > 1:
         return [
-            f"Sub-centers: {recipe.centers.count} per class is the paper's for noisy labels, a guess for yours; clean "
-            f"data and small classes want 1. They are {recipe.centers.count} times the rows: "
+            f"Sub-centers: {recipe.centers.count} per class is the paper's for noisy labels, a guess for yours; "
+            f"clean data and small classes want 1. They are {recipe.centers.count} times the rows: "
             f"{recipe.centers.count * advice.classes:,} instead of {advice.classes:,}."
         ]
     return []

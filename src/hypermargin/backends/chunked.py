@@ -21,7 +21,7 @@ them. A second derivative (or torch.func) uses the dense formula, and its memory
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -58,6 +58,7 @@ class Chunked:
     chunk: int | None = None
     keep: int = 64
     operands: str | None = None
+    knows_pools: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.chunk is not None:

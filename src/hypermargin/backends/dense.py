@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +25,7 @@ class Dense:
     """
 
     operands: str | None = None
+    knows_pools: ClassVar[bool] = True
 
     def fitted(self, call: Call) -> Dense:
         """Return the backend with autocast's dtype for the operands: it can do every call that fits into memory."""

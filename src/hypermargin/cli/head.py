@@ -74,7 +74,10 @@ def info(
         by_class = [t.reshape(weights.classes, -1) for t in weights.rows().values()]
         bad = torch.stack([~t.isfinite().all(1) for t in by_class]).any(0)
         top = nearest if nearest is not None else 5 if weights.classes <= ALL_PAIRS else 0
-        pairs = [Pair(int(ids[a]), int(ids[b]), c) for a, b, c in nearest_pairs(weights.weight, top, centers=weights.centers)]
+        pairs = [
+            Pair(int(ids[a]), int(ids[b]), c)
+            for a, b, c in nearest_pairs(weights.weight, top, centers=weights.centers)
+        ]
     sizes = sum(path.stat().st_size for path in found.paths if path.is_file())
     say("format", f"{weights.format}, {sizes:,} bytes" if sizes else weights.format)
     if found.ranks:

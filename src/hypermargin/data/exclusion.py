@@ -34,13 +34,14 @@ def excluded(path: Path, data: Data) -> Rows:
         strange = sorted(names - {data.where(row) for row in rows})
         raise DataError(
             f"exclude: {path} names {len(strange):,} samples that {data.name} has not, such as {strange[0]}; the "
-            f"data's own are called as {data.where(0)} is. Give the data that the list was made from, by the same path."
+            f"data's own are called as {data.where(0)} is. Give the data that the list was made from, by the same "
+            "path."
         )
     return np.asarray(rows, dtype=np.int64)
 
 
 def without(parts: Split, rows: Rows, data: Data) -> Split:
-    """Return the split with these rows left out of its training part; identities without any other are left out too.
+    """Return the split with these rows left out of its training part, and identities that have no others.
 
     The other parts stay as they are: rows of theirs are not left out, and a closed set must train what it tests.
     """
@@ -53,7 +54,7 @@ def without(parts: Split, rows: Rows, data: Data) -> Split:
     if not parts.open_set and np.isin(gone, data.labels[tested]).any():
         names = [data.classes[k] for k in gone[np.isin(gone, data.labels[tested])]]
         raise DataError(
-            f"exclude leaves nothing to train of {some(names)}, which a closed set tests. Keep a sample of each, or "
-            'use split="identity".'
+            f"exclude leaves nothing to train of {some(names)}, which a closed set tests. Keep a sample of each, "
+            'or use split="identity".'
         )
     return dataclasses.replace(parts, train=train, classes=classes)

@@ -57,8 +57,8 @@ def decode_once(
                 told = 10 * done // len(source)
                 say(f"decoded {done} of {len(source)} images")
     rows = np.concatenate(kept)
-    found = dataclasses.replace(data, bad=bad, origin=(source, np.arange(len(source), dtype=np.int64)))
-    return select(found, rows, samples[:done])
+    named = dataclasses.replace(data, bad=bad, origin=(source, np.arange(len(source), dtype=np.int64)))
+    return select(named, rows, samples[:done])
 
 
 def select(data: Data, rows: Rows, samples: Array | Source) -> Data:

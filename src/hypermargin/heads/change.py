@@ -42,16 +42,16 @@ def add_classes(
     row's first steps are longer, up to (1 − β1)/√(1 − β2) times: 3 with its defaults.
     """
     classes, dim, K = classes_of(target), target.weight.shape[1], centers_of(target)
+    generator = None if seed is None else torch.Generator().manual_seed(seed)
     if embeddings is None and labels is None:
         if count is None:
             raise ValueError("count is missing: say how many classes to add, or give embeddings and labels.")
         checks.count("count", count)
-        generator = None if seed is None else torch.Generator().manual_seed(seed)
         rows = torch.randn(count * K, dim, generator=generator) * dim**-0.5  # as MarginHead.reset_parameters
     else:
         if embeddings is None or labels is None:
             raise ValueError("embeddings and labels belong together; one of them is missing.")
-        rows = _rows_from(embeddings, labels, target.weight, K)
+        rows = _rows_from(embeddings, labels, target.weight, K, generator)
         if count not in (None, len(rows) // K):
             raise ValueError(f"count is {count}, but labels name {len(rows) // K} classes. Leave count out.")
     more = len(rows) // K
@@ -150,7 +150,9 @@ def _counts(counts: Sequence[float] | Tensor | None, classes: int) -> Tensor:
     return found
 
 
-def _rows_from(embeddings: Tensor, labels: Tensor, weight: Tensor, centers: int) -> Tensor:
+def _rows_from(
+    embeddings: Tensor, labels: Tensor, weight: Tensor, centers: int, generator: torch.Generator | None
+) -> Tensor:
     dim = weight.shape[1]
     checks.instance("embeddings", embeddings, Tensor, "torch.as_tensor(array)")
     checks.instance("labels", labels, Tensor, "torch.as_tensor(array)")
@@ -183,20 +185,21 @@ def _rows_from(embeddings: Tensor, labels: Tensor, weight: Tensor, centers: int)
     length = float(lengths(weight).mean())
     if not 0 < length < float("inf"):
         raise ValueError(f"the old rows have a mean length of {length:g}, which new ones cannot take over.")
-    first = means / size
+    rows: Tensor = means / size
     if centers > 1:
-        first = torch.cat([_farthest(wide[group == k], middle, centers) for k, middle in enumerate(first)])
-    return first * length
+        rows = torch.cat([_farthest(wide[group == k], rows[k], centers, generator) for k in range(len(rows))])
+    return rows * length
 
 
-def _farthest(units: Tensor, first: Tensor, count: int) -> Tensor:
+def _farthest(units: Tensor, first: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
     """Return the unit row `first` and count − 1 of `units`, each the farthest from all before it."""
     found = [first]
     nearest = units @ first  # the cosine of each to the nearest that was taken
     for _ in range(count - 1):
         at = int(nearest.argmin())
         if nearest[at] > 1 - 1e-9:  # all were taken: a tie would never be broken
-            found.append(torch.nn.functional.normalize(torch.randn_like(first), dim=0))
+            drawn = torch.randn(first.shape, generator=generator, dtype=first.dtype)
+            found.append(torch.nn.functional.normalize(drawn, dim=0))
             continue
         found.append(units[at])
         nearest = torch.maximum(nearest, units @ units[at])

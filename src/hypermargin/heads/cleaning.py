@@ -45,8 +45,8 @@ def dominant_centers(
 ) -> Cleaned:
     """Make a head with one center per class, the dominant one, and find the samples that do not belong to it.
 
-    - embeddings (N, dim), labels (N,): of the training samples; also a memory map, which is read in blocks of `block`
-      rows
+    - embeddings (N, dim), labels (N,): of the training samples; also a memory map, which is read in blocks of
+      `block` rows
     - angle: samples farther than this from the dominant center of their class are to be left out, in radians.
       Samples that are nearest to another center, but not as far, stay.
 
@@ -68,7 +68,7 @@ def clean(head: T, parts: Iterable[tuple[Tensor | Array, Tensor | Array]], angle
     """Do the same with embeddings and labels that come part by part."""
     _check_angle(angle)
     classes, K = classes_of(head), centers_of(head)
-    rows = by_class(head)["weight"].detach().unflatten(0, (-1, K))
+    rows = by_class(head)["weight"].detach().reshape(classes, K, -1)
     counts, angles, every = torch.zeros(classes, K, dtype=torch.int64), [], []
     done = 0
     for embeddings, labels in parts:
@@ -109,7 +109,8 @@ def _checked(embeddings: Any, labels: Any, rows: Tensor, before: int) -> tuple[T
     if len(wrong):
         at = int(wrong[0])
         raise ValueError(
-            f"labels must lie in [0, {len(rows)}); got {int(y[at])} in row {before + at}. Leave out rows without a class."
+            f"labels must lie in [0, {len(rows)}); got {int(y[at])} in row {before + at}. Leave out rows "
+            "without a class."
         )
     bad = (~x.isfinite().all(1)).nonzero()[:, 0]
     if len(bad):

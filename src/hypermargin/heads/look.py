@@ -92,7 +92,7 @@ def groups_of(pairs: Iterable[tuple[int, int, float]]) -> list[list[int]]:
 
 def _units(weight: Tensor, classes: Tensor, size: Tensor, centers: int) -> Tensor:
     """Return the directions of all rows of these classes; zeros for rows without one."""
-    part = weight.detach().unflatten(0, (-1, centers))[classes.to(weight.device)].flatten(0, 1)
+    part = weight.detach().view(-1, centers, weight.shape[1])[classes.to(weight.device)].flatten(0, 1)
     lengths = size.view(-1, centers)[classes.to(size.device)].flatten()
-    found = (part.double() / lengths[:, None]).float()
+    found: Tensor = (part.double() / lengths[:, None]).float()
     return found if centers == 1 else found.nan_to_num(0.0, 0.0, 0.0)

@@ -32,7 +32,7 @@ class Plan:
         `per_class` rows, one class after the other, belong together.
         """
         if per_class > 1:
-            return self.rows(old.unflatten(0, (-1, per_class)), fill=fill).flatten(0, 1)
+            return self.rows(old.reshape(-1, per_class, *old.shape[1:]), fill=fill).flatten(0, 1)
         new = old.new_full((self.classes, *old.shape[1:]), fill)
         kept = (self.new_ids >= 0).nonzero()[:, 0]
         new[self.new_ids[kept].to(old.device)] = old[kept.to(old.device)]

@@ -37,7 +37,7 @@ class CleanedRun:
     classes: tuple[str, ...]  # names of the head's classes
 
     def dropped(self) -> Iterator[tuple[str, str, int, float]]:
-        """Yield file, name of the class, nearest center and angle to the dominant one in degrees, farthest first."""
+        """Yield file, class, nearest center and the angle to the dominant one in degrees, farthest first."""
         out = (~self.cleaned.keep).nonzero()[:, 0]
         for at in out[self.cleaned.angle[out].argsort(descending=True, stable=True)].tolist():
             row = int(self.rows[at])

@@ -19,8 +19,8 @@ class Weights:
     """Rows, perhaps a bias, margins and offsets by class; `rest` is what does not go by class: scale, schedules.
 
     Everything in `hypermargin.heads` that changes a head changes these too. `state` is that of an optimiser
-    (`weights_of(head, optimizer)`), such as "optimizer.weight.momentum_buffer": it moves with the rows. With several
-    `centers` a class has so many rows in `weight` and its state, one class after the other.
+    (`weights_of(head, optimizer)`), such as "optimizer.weight.momentum_buffer": it moves with the rows. With
+    several `centers` a class has so many rows in `weight` and its state, one class after the other.
     """
 
     weight: Tensor  # (classes·centers, dim)

@@ -130,7 +130,7 @@ def _check_finite(weights: Weights) -> None:
                 f"{name} is NaN or inf. Training has gone wrong before this; use an earlier checkpoint."
             )
         if bool(bad.any()):
-            ids = (bad.nonzero()[:, 0] // weights.per_class(name)).unique().tolist()
+            ids = torch.unique(bad.nonzero()[:, 0] // weights.per_class(name)).tolist()
             listed = ",".join(map(str, ids[:20])) + (",…" if len(ids) > 20 else "")
             raise ValueError(
                 f"{name} would be NaN or inf for {len(ids)} classes ({listed}, as they would be written). Remove "

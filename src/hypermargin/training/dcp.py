@@ -82,7 +82,7 @@ def _to_write(name: str, tensor: Tensor, slices: Slices) -> tuple[str, Tensor]:
     per_class = slices.per_class(name)
     if per_class == 1:
         return name, _distributed(tensor, slices)
-    return name + BY_CENTER, _distributed(tensor.unflatten(0, (-1, per_class)), slices)
+    return name + BY_CENTER, _distributed(tensor.reshape(-1, per_class, *tensor.shape[1:]), slices)
 
 
 def _as_read(name: str, tensor: Tensor) -> tuple[str, Tensor]:

@@ -148,7 +148,9 @@ def kept_promises(parts: Parts) -> Geometry:
     labels = parts.split.targets(parts.data.labels)[rows]
     weight = prototypes(head)
     if weight is None:
-        raise ValueError(f"the head has {head.settings.centers.count} centers per class, so no class has one prototype")
+        raise ValueError(
+            f"the head has {head.settings.centers.count} centers per class, so no class has one prototype"
+        )
     return geometry(features.to(weight.device), labels, prototypes=weight, margin=margin_of(head))
 
 
