@@ -330,3 +330,39 @@ def test_the_list_of_a_csv_file(tmp_path):
         excluded(file, data)
     with pytest.raises(DataError, match="there is no file"):
         excluded(tmp_path / "none.csv", data)
+
+
+def test_sub_centers_of_pytorch_metric_learning():
+    """The same loss there and back, the same dominant centers, and the same samples left out."""
+    losses = pytest.importorskip("pytorch_metric_learning.losses")
+    torch.manual_seed(0)
+    theirs = losses.SubCenterArcFaceLoss(
+        num_classes=C, embedding_size=D, sub_centers=K, margin=17, scale=16
+    ).double()
+    head = heads.from_metric_learning(theirs)
+    assert (head.classes, head.settings.centers) == (C, Centers(K, "max"))
+    x, y = torch.randn(40, D, dtype=torch.float64), torch.arange(40) % C
+    torch.testing.assert_close(head(x, y), theirs(x, y), rtol=1e-6, atol=1e-6)
+    back = heads.to_metric_learning(head)
+    assert type(back) is type(theirs)
+    assert torch.equal(back.W, theirs.W)
+    torch.testing.assert_close(back(x, y), theirs(x, y))
+    dropped, centers = theirs.get_outliers(x, y, threshold=70)
+    found = heads.dominant_centers(head, x, y, math.radians(70))
+    torch.testing.assert_close(found.head.weight, centers.T)
+    assert sorted(dropped.tolist()) == (~found.keep).nonzero()[:, 0].tolist()
+    assert 0 < len(dropped) < 40
+    for pool in ("sum", "soft"):
+        other = hm.MarginHead(D, C, hm.margins.ArcFace(0.3, beyond="linear"), scale=8.0, centers=Centers(2, pool))
+        with pytest.raises(ValueError, match="of which the nearest counts"):
+            heads.to_metric_learning(other)
+
+
+def test_soft_triple_of_pytorch_metric_learning():
+    losses = pytest.importorskip("pytorch_metric_learning.losses")
+    theirs = losses.SoftTripleLoss(C, D, centers_per_class=K).double()
+    head = hm.create_head("soft-triple", D, C, centers=K, together=0.0, dtype=torch.float64)
+    with torch.no_grad():
+        head.weight.copy_(theirs.fc.T)
+    x, y = torch.randn(20, D, dtype=torch.float64), torch.arange(20) % C
+    torch.testing.assert_close(head(x, y), theirs(x, y), rtol=1e-10, atol=1e-10)
