@@ -424,6 +424,8 @@ def test_the_reason_of_the_fused_kernels(monkeypatch):
     ):
         Triton().fitted(Call(8, 20, torch.device("cpu"), centers=Centers(3, "max")))
     Triton().fitted(Call(8, 20, torch.device("cpu"), centers=Centers(3)))
+    with pytest.raises(ValueError, match="every center of a class as a rival"):
+        hm.explain_backend(8, 20, "triton", centers=Centers(3, "max"))
 
 
 def test_what_is_wrong_is_said():

@@ -175,4 +175,6 @@ class Learner:
         rows = -(-Budget.of(config).batch // world)
         backend = settings.backend if self.head.fused_optimizer is None else "triton"
         with self.autocast():
-            return explain_backend(rows, classes, backend, self.device, config.dim, world)
+            return explain_backend(
+                rows, classes, backend, self.device, config.dim, world, rule=settings.rule, centers=settings.centers
+            )
