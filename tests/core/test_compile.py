@@ -11,6 +11,7 @@ from test_head import HEADS, STATEFUL, batch, make
 import hypermargin as hm
 from hypermargin import margins, rules
 from hypermargin.backends import Chunked
+from hypermargin.centers import Centers
 from hypermargin.margins import ArcFace, SphereFace
 from hypermargin.recipes import FAMILY
 from hypermargin.rules import SOFTMAX
@@ -79,6 +80,8 @@ SLOTS = [
     {"margin": margins.SphereFace2(), "rule": rules.SphereFace2(), "bias": "shared"},
     {"margin": margins.AdaFace(momentum=0.3), "class_offsets": [0.0, 1.0, 0.0, 2.0, 0.0]},
     {"row_terms": [RingLoss()], "centers": 2},
+    {"centers": Centers(2, "max"), "rule": rules.InterTopK(2, 0.2)},
+    {"centers": Centers(2, "soft", together=0.2), "learn_scale": True},
 ]
 
 
