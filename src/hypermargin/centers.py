@@ -69,40 +69,36 @@ class Centers:
         """
         if not self.soft:
             return z.gather(-1, z.detach().argmax(-1, keepdim=True)).squeeze(-1)
-        return (self._shares(z, length) * z).sum(-1)
+        return (self._cosines_and_shares(z, length)[1] * z).sum(-1)
 
     def spread(self, by_class: Tensor, z: Tensor, length: Tensor | None = None) -> Tensor:
         """Return the gradient by z, (…, C, K), from that by `score`, (…, C), with the length held fixed."""
         if not self.soft:
             return torch.zeros_like(z).scatter(-1, z.argmax(-1, keepdim=True), by_class.unsqueeze(-1))
-        p = self._shares(z, length)
-        mean = (p * z).sum(-1, keepdim=True)
-        return by_class.unsqueeze(-1) * p * (1 + (z - mean) * self._sharpness(length))
+        c, p = self._cosines_and_shares(z, length)
+        mean = (p * c).sum(-1, keepdim=True)
+        return by_class.unsqueeze(-1) * p * (1 + (c - mean) / self.gamma)
 
     def slope_by_length(self, z: Tensor, length: Tensor) -> Tensor:
         """Return the derivative of "soft"'s `score` by the length, with z held fixed, (…, C)."""
-        p = self._shares(z, length)
-        mean = (p * z).sum(-1, keepdim=True)
-        variance = (p * (z - mean).square()).sum(-1, keepdim=True)
-        by_length = -variance * self._sharpness(length) / _divisor(length).unsqueeze(-1)
-        return by_length.squeeze(-1)
+        c, p = self._cosines_and_shares(z, length)
+        mean = (p * c).sum(-1, keepdim=True)
+        return -(p * (c - mean).square()).sum(-1) / self.gamma
 
     def angle(self, product: Tensor, angles: Tensor, length: Tensor) -> Tensor:
         """Return the angle whose cosine is "soft"'s `score`, (…,), from products and angles to the centers, (…, K).
 
         1 − cos θ is the mean of 1 − cos θ_k. Sines and cosines of half angles keep the digits near 0 and π.
         """
-        p, half = self._shares(product, length), angles / 2
+        p, half = self._cosines_and_shares(product, length)[1], angles / 2
         sine, cosine = (p * half.sin().square()).sum(-1), (p * half.cos().square()).sum(-1)
         return 2 * torch.atan2(_root(sine), _root(cosine))
 
-    def _shares(self, z: Tensor, length: Tensor | None) -> Tensor:
-        sharp = z * self._sharpness(length)
-        each = (sharp - sharp.detach().amax(-1, keepdim=True)).exp()  # softmax of so few is slow on the CPU
-        return each / each.sum(-1, keepdim=True)
-
-    def _sharpness(self, length: Tensor | None) -> float | Tensor:
-        return 1 / self.gamma if length is None else 1 / (self.gamma * _divisor(length).unsqueeze(-1))
+    def _cosines_and_shares(self, z: Tensor, length: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the cosines to the centers, and softmax(cosine/gamma) over the centers of each class."""
+        c = z if length is None else z / _divisor(length).unsqueeze(-1)
+        each = ((c - c.detach().amax(-1, keepdim=True)) / self.gamma).exp()  # softmax of so few is slow on the CPU
+        return c, each / each.sum(-1, keepdim=True)
 
     def distance(self, weight: Tensor, classes: int) -> Tensor:
         """Return what `together` weighs: the part that the classes in `weight` have in the mean over `classes`."""

@@ -471,3 +471,19 @@ def test_a_backend_of_ones_own_is_not_asked_for_what_it_does_not_know():
     every = {"scale": 8.0, "centers": K}
     right = hm.margin_softmax(x, W, y, ArcFace(), **every)
     torch.testing.assert_close(hm.margin_softmax(x, W, y, ArcFace(), backend=RowByRow(), **every), right)
+
+
+def test_lengths_at_the_end_of_float32():
+    """1/(γ|f|) would be infinite."""
+    for size in (1.5e-38, 1e-30, 1e30):
+        x, W, y = draw()
+        x, W = (size * F.normalize(x.detach())).float().requires_grad_(), W.detach().float().requires_grad_()
+        found = []
+        for backend in (Dense(), Chunked(chunk=6)):
+            settings = {"unit_features": False, "centers": Centers(K, "soft"), "backend": backend}
+            loss = hm.margin_softmax(x, W, y, NoMargin(), scale=1.0, **settings)
+            grads = torch.autograd.grad(loss, (x, W))
+            assert loss.isfinite()
+            assert all(g.isfinite().all() for g in grads), size
+            found.append(loss)
+        torch.testing.assert_close(*found)
