@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from hypermargin.backends.crew import in_order, threads_for
-from hypermargin.centers import Centers
-from hypermargin.centers import from_text as centers_from_text
+from hypermargin.backends.pool import Pool
 from hypermargin.numerics import far_from_limits, unit
 from hypermargin.rules import SOFTMAX, RuleAtRows
 from hypermargin.rules._aggregates import Additive
@@ -18,51 +17,6 @@ from hypermargin.rules._base import from_text
 
 def _blocks(classes: int, chunk: int) -> list[slice]:
     return [slice(start, min(start + chunk, classes)) for start in range(0, classes, chunk)]
-
-
-class _Pool:
-    """What the centers of a class make of it, where a class is one rival; `text` is "" where every row is one."""
-
-    def __init__(self, text: str, local: Tensor, length: Tensor | None) -> None:
-        self.centers: Centers | None = centers_from_text(text) if text else None
-        self.length = length
-        self.K = K = 1 if self.centers is None else self.centers.count
-        self.labels = local if K == 1 else local[:, ::K] // K  # in the columns that rivals are counted in
-
-    def columns(self, block: slice) -> slice:
-        """Return the columns that rivals of these rows are counted in."""
-        return slice(block.start // self.K, block.stop // self.K)
-
-    def score(self, z: Tensor) -> Tensor:
-        """Return z by column from z by row; the same tensor where each row is a column."""
-        if self.centers is None:
-            return z
-        z = self.centers.by_class(z)
-        return self.centers.score(z, self.length) if self.centers.soft else z.amax(-1)
-
-    def spread(self, P: Tensor, z: Tensor) -> Tensor:
-        """Return the gradient by row, in z's memory, from that by column."""
-        if self.centers is None:
-            return P
-        by_class = self.centers.by_class(z)
-        if self.centers.soft:
-            by_class.copy_(self.centers.spread(P, by_class, self.length))
-        elif z.is_cuda:
-            nearest = by_class.argmax(-1, keepdim=True)
-            by_class.zero_().scatter_(-1, nearest, P.unsqueeze(-1))
-        else:  # an argmax of so few takes the CPU as long as the product
-            by_class.eq_(by_class.amax(-1, keepdim=True))
-            if by_class.count_nonzero() != P.numel():  # of equally near ones it is the first
-                by_class.mul_(by_class.cumsum(-1) <= 1)
-            by_class.mul_(P.unsqueeze(-1))
-        return z
-
-    def by_length(self, P: Tensor, z: Tensor) -> Tensor | None:
-        """Return what the gradient by |f| gets by way of "soft"'s weights, (N, 1)."""
-        if self.centers is None or not self.centers.soft or self.length is None:
-            return None
-        each = self.centers.slope_by_length(self.centers.by_class(z), self.length)
-        return (P * each).sum(1, keepdim=True)
 
 
 class _Buffers:
@@ -182,7 +136,7 @@ def forward(
     N, C = f.shape[0], weight.shape[0]
     kind = _operand_dtype(f, operands)
     exact = torch.float32 if f.device.type == "mps" else torch.float64  # dtype of the few vectors that are summed
-    at_rows, of_classes = rule_at_rows(rule, length, threshold), _Pool(pool, local, length)
+    at_rows, of_classes = rule_at_rows(rule, length, threshold), Pool(pool, local, length)
     aggregate = at_rows.rule.aggregate
     plain = at_rows.rule.is_softmax and _needs_no_maximum(f, weight, bias, unit_weight)
     norms, exps = f.new_empty(C if unit_weight else 0), f.new_empty(N * kept)
@@ -297,7 +251,7 @@ def backward(
     df = torch.zeros_like(f) if need_f else f.new_empty(0)
     dW = torch.empty_like(weight) if need_weight else weight.new_empty(0)
     db = torch.zeros_like(bias) if bias is not None and need_bias else f.new_empty(0)
-    at_rows, of_classes = rule_at_rows(rule, length, threshold), _Pool(pool, local, length)
+    at_rows, of_classes = rule_at_rows(rule, length, threshold), Pool(pool, local, length)
     aggregate = at_rows.rule.aggregate
     by_length = f.new_zeros(0 if length is None else N, 1)
     without_maximum = bool(plain)
