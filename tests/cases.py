@@ -25,9 +25,12 @@ FITTED = [name for name in margins.names() if "finite slope" not in margins.get(
 UNADVISED = "circle", "li-arcface", "sface", "p2sgrad"
 
 
-def per_class(columns, head):
-    """One column per class from one per row of head.weight: that of its nearest center."""
-    return columns.unflatten(1, (head.classes, -1)).amax(2)
+def per_class(columns, head, scale=1.0):
+    """One column per class from one per row of head.weight, cosines times `scale`: what its centers make of it."""
+    columns, centers = columns.unflatten(1, (head.classes, -1)), head.settings.centers
+    if centers.pool != "soft":
+        return columns.amax(2)
+    return (columns * (columns / (scale * centers.gamma)).softmax(2)).sum(2)
 
 
 def _turned(w, towards, theta):

@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 import hypermargin as hm
 from hypermargin import margins, rules, schedule, terms
 from hypermargin.backends import Chunked
+from hypermargin.centers import Centers
 from hypermargin.margins import AdaFace, ArcFace, Combined, CosFace, NoMargin, SphereFace, SphereFace2
 from hypermargin.parallel import messages as collective
 from hypermargin.parallel.shard import class_range
@@ -56,7 +57,7 @@ class Ranks:
         return slice(*class_range(count, self.rank, self.world))
 
     def weight_rows(self, head):
-        mine, K = self.classes(head.classes), head.settings.centers
+        mine, K = self.classes(head.classes), head.settings.centers.count
         return slice(K * mine.start, K * mine.stop)
 
 
@@ -238,6 +239,10 @@ def every_slot(ranks):
         (CosFace(0.2), {"rule": rules.DoubleMargin(kind="cosine")}),
         (ArcFace(), {"centers": 3}),
         (CosFace(), {"centers": 2, "rule": MVSoftmax(), "class_margins": [0.1, 0.2, 0.3, 0.4, 0.3, 0.2, 0.1]}),
+        (ArcFace(), {"centers": Centers(3, "max"), "bias": True}),
+        (CosFace(), {"centers": Centers(2, "max"), "rule": MVSoftmax(), "learn_scale": True}),
+        (ArcFace(), {"centers": Centers(2, "max"), "rule": rules.InterTopK(2, 0.3)}),
+        (CosFace(0.1), {"centers": Centers(3, "soft"), "learn_scale": True}),
         (ArcFace(), {"class_offsets": [0.0, -1.0, 2.0, 0.5, 0.0, 1.0, -3.0], "bias": "shared"}),
         (CosFace(), {"row_terms": [RingLoss(0.5, 2.0)]}),
         (CosFace(), {"row_terms": [terms.CenterLoss(D, 7, 0.5), terms.CRFIQA(D)], "steps": 3}),
@@ -251,6 +256,12 @@ def every_slot(ranks):
     for mix in (0.3, "rows"):
         agree(ranks, SphereFace2(), mix=mix, rule=rules.SphereFace2(), bias="shared", scale=8.0)
         agree(ranks, ArcFace(), mix=mix, centers=2, scale=8.0)
+        agree(ranks, ArcFace(), mix=mix, centers=Centers(2, "max"), scale=8.0)
+    for pool in ("max", "soft"):  # a rank without a class
+        agree(ranks, ArcFace(), classes=1, centers=Centers(2, pool, together=0.3), scale=8.0, bias=True)
+    for reduction in ("mean", "none"):
+        together = Centers(3, "soft", together=0.3)
+        agree(ranks, CosFace(0.1), centers=together, scale=8.0, reduction=reduction)
         agree(ranks, margins.P2SGrad(), mix=mix, rule=rules.P2SGrad(), scale=8.0)
     _, many = agree(ranks, AdaFace(momentum=0.3), scale=8.0, steps=2)
     means = [torch.empty(()) for _ in range(ranks.world)]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hypermargin import backends, margins, parallel, rules, schedule, terms, views
 from hypermargin.backends import explain_backend, register_backend
+from hypermargin.centers import Centers
 from hypermargin.family import create_head, list_heads
 from hypermargin.functional import margin_cross_entropy, margin_softmax
 from hypermargin.head import MarginHead
@@ -37,6 +38,7 @@ if TYPE_CHECKING:  # the same names as in _LATER, for editors and type checkers
     from hypermargin.training import load
 
 __all__ = [
+    "Centers",
     "FusedSGD",
     "HeadSettings",
     "MarginHead",

@@ -12,6 +12,7 @@ from torch import Tensor
 from hypermargin.backends.chunked import chunk_for
 from hypermargin.backends.dense import label_mask
 from hypermargin.batch import ScaledRows, target_of
+from hypermargin.centers import Centers, from_text
 from hypermargin.layout import ClassTable, Layout
 from hypermargin.numerics import unit, widen
 
@@ -47,14 +48,14 @@ class LookAhead:
             if self._table.is_empty:
                 found = u.new_full((len(u), k), -math.inf)
             else:
-                found = largest_rivals(u, weight, local, self._table.centers, k)
+                found = largest_rivals(u, weight, local, self._table.centers.text, k)
             return self._layout.collected(found).topk(k).values
 
     def nearest_class(self) -> Tensor:
         """Return the cosine between each label's class and the nearest other, (N, L); −inf if there is none."""
         with torch.no_grad():
             u, weight, local = self._operands()
-            table, K = self._table, self._table.centers
+            table, K = self._table, self._table.centers.count
             N, L = local.shape[0], local.shape[1] // K
             mine = unit(widen(table.label_rows(weight), u.dtype))
             if table.inside is not None:
@@ -64,14 +65,18 @@ class LookAhead:
                 found = rows.new_full((len(rows), 1), -math.inf)
             else:
                 own = local.view(N, L, 1, K).expand(N, L, K, K).reshape(N * L * K, K)
-                found = largest_rivals(rows, weight, own, K, 1)
+                found = largest_rivals(rows, weight, own, table.centers.text, 1)
             return self._layout.collected(found).amax(1).view(N, L, K).amax(-1)
 
     def mean_above(self, threshold: Tensor) -> Tensor:
         """Return the mean cosine of the rivals above a threshold (N, 1), (N, 1); 0 where there are none."""
         with torch.no_grad():
             u, weight, local = self._operands()
-            found = u.new_zeros(len(u), 2) if self._table.is_empty else sum_above(u, weight, local, threshold)
+            found = (
+                u.new_zeros(len(u), 2)
+                if self._table.is_empty
+                else sum_above(u, weight, local, self._table.centers.text, threshold)
+            )
             total, count = self._layout.sum(found).chunk(2, 1)
             return total / count.clamp(min=1)
 
@@ -89,36 +94,43 @@ class LookAhead:
         return self._rows.direction.detach(), table.weight.detach(), local
 
 
-def _cosines_by_block(u: Tensor, weight: Tensor, local: Tensor, multiple: int = 1) -> Iterator[Tensor]:
-    """Yield the cosines to one block of the weight's rows after another, −inf where a row is a label."""
-    rows = weight.shape[0]
-    chunk = -(-chunk_for(len(u), rows, u.device) // multiple) * multiple
+def _cosines_by_block(u: Tensor, weight: Tensor, local: Tensor, centers: Centers) -> Iterator[Tensor]:
+    """Yield the cosines to one block of the weight's rows after another, −inf where a row is a label.
+
+    A block has all centers of its classes, and a column for each of them, or with a pool for each class.
+    """
+    rows, K = weight.shape[0], centers.count
+    chunk = -(-chunk_for(len(u), rows, u.device) // K) * K
     for start in range(0, rows, chunk):
         w = unit(weight[start : start + chunk].to(u.dtype))
-        here = local - start
-        yield (u @ w.T).masked_fill_(label_mask(here, (here >= 0) & (here < len(w)), len(w)), -math.inf)
+        c, here = u @ w.T, local - start
+        if centers.pooled:
+            c, here = centers.score(centers.by_class(c)), here[:, ::K] // K
+        off = label_mask(here, (here >= 0) & (here < c.shape[1]), c.shape[1])
+        yield c.masked_fill_(off, -math.inf)
 
 
 @torch.library.custom_op("hypermargin::largest_rivals", mutates_args=())
-def largest_rivals(u: Tensor, weight: Tensor, local: Tensor, centers: int, k: int) -> Tensor:
+def largest_rivals(u: Tensor, weight: Tensor, local: Tensor, centers: str, k: int) -> Tensor:
     """Return the k largest cosines of unit rows u to classes that are not labels, (N, k), block by block."""
     found = u.new_full((len(u), k), -math.inf)
-    for c in _cosines_by_block(u, weight, local, centers):
-        of_class = c.view(len(c), c.shape[1] // centers, centers).amax(-1) if centers > 1 else c
+    each = from_text(centers)
+    for c in _cosines_by_block(u, weight, local, each):
+        of_class = each.by_class(c).amax(-1) if each.count > 1 and not each.pooled else c
         found = torch.cat((found, of_class), 1).topk(k).values
     return found
 
 
 @largest_rivals.register_fake
-def _(u: Tensor, weight: Tensor, local: Tensor, centers: int, k: int) -> Tensor:
+def _(u: Tensor, weight: Tensor, local: Tensor, centers: str, k: int) -> Tensor:
     return u.new_empty(len(u), k)
 
 
 @torch.library.custom_op("hypermargin::sum_above", mutates_args=())
-def sum_above(u: Tensor, weight: Tensor, local: Tensor, threshold: Tensor) -> Tensor:
+def sum_above(u: Tensor, weight: Tensor, local: Tensor, centers: str, threshold: Tensor) -> Tensor:
     """Return the sum of the cosines above a threshold (N, 1) and their number, (N, 2), labels left out."""
     found = u.new_zeros(len(u), 2)
-    for c in _cosines_by_block(u, weight, local):
+    for c in _cosines_by_block(u, weight, local, from_text(centers)):
         above = (c > threshold) & (c > -math.inf)
         found[:, 0] += c.masked_fill(~above, 0.0).sum(1)
         found[:, 1] += above.sum(1)
@@ -126,5 +138,5 @@ def sum_above(u: Tensor, weight: Tensor, local: Tensor, threshold: Tensor) -> Te
 
 
 @sum_above.register_fake
-def _(u: Tensor, weight: Tensor, local: Tensor, threshold: Tensor) -> Tensor:
+def _(u: Tensor, weight: Tensor, local: Tensor, centers: str, threshold: Tensor) -> Tensor:
     return u.new_empty(len(u), 2)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hypermargin import checks
+from hypermargin.centers import ONE, Centers
 from hypermargin.layout import ClassTable, Layout, Share
 from hypermargin.numerics import apply, fit, meeting, polar, wide_dtype, widen
 from hypermargin.scales import needed_scale
@@ -89,7 +90,7 @@ def check_batch(
     scale: float | Tensor | str | None,
     unit_features: bool = True,
     bias: Tensor | None = None,
-    centers: int = 1,
+    centers: Centers = ONE,
     margin: Margin | None = None,
     m: Tensor | None = None,
     mix: checks.Mix | None = None,
@@ -99,7 +100,7 @@ def check_batch(
     """Return a batch whose shapes match, and whose values are valid where `check` reads them; raise otherwise."""
     checks.features_and_weight(features, weight)
     layout.check_weight(weight, centers)
-    N, here = features.shape[0], weight.shape[0] // centers
+    N, here = features.shape[0], weight.shape[0] // centers.count
     if bias is not None:
         checks.class_bias(bias, here, features.device)
     if not isinstance(scale, Tensor | float):
@@ -222,7 +223,8 @@ def scale_rows(batch: Batch, table: ClassTable, layout: Layout, *, unit_features
         if not table.unit:
             longest = torch.linalg.vector_norm(table.weight.detach(), math.inf).clamp(min=1.0)
             largest = layout.largest(longest.to(x.dtype))
-        entries = layout.classes(len(table.weight) // table.centers) * table.centers * table.weight.shape[1]
+        K = table.centers.count
+        entries = layout.classes(len(table.weight) // K) * K * table.weight.shape[1]
         limit = torch.finfo(x.dtype).max / (4.0 * entries) / largest
         x = fit(x, limit / (s.detach().clamp(min=1.0) if isinstance(s, Tensor) else max(s, 1.0)))
     direction, norm = polar(x)
@@ -240,7 +242,10 @@ def column(scale: float | Tensor, dtype: torch.dtype) -> Tensor | float:
 
 
 class Target(NamedTuple):
-    """The geometry of each row's own classes before any margin; (N, L) unless noted, for the nearest center."""
+    """The geometry of each row's own classes before any margin; (N, L) unless noted.
+
+    Of several centers it is the nearest's, or that of the mean cosine which `centers.soft` makes of them.
+    """
 
     product: Tensor  # ⟨f, w̃_y⟩: linear in f, so its gradient is w̃_y even where f or w̃_y is zero
     angle: Tensor  # the angle between f and W_y, in [0, π]; π/2 for zero rows
@@ -256,8 +261,11 @@ def target_of(rows: ScaledRows, label_rows: Tensor, table: ClassTable) -> Target
         directions, norms = polar(label_rows)
         norm = norms.squeeze(-1)
     product, angle = meeting(rows.f, rows.direction, label_rows, directions)
-    products = product.view(len(product), product.shape[1] // table.centers, table.centers)
-    if table.centers > 1:
+    products = product.view(len(product), product.shape[1] // table.centers.count, table.centers.count)
+    if table.centers.soft:
+        angle = table.centers.angle(products, angle.view_as(products), rows.length)
+        return Target(table.centers.score(products, rows.length), angle, rows.length, None, products)
+    if table.centers.count > 1:
         nearest = products.detach().argmax(-1, keepdim=True)
 
         def pick(by_center: Tensor) -> Tensor:
@@ -280,7 +288,8 @@ def share_of(
     b = None if table.bias is None else table.of_labels(table.bias)
     as_rival = terms = None
     if T.shape[1] > 1:  # each label is a rival of the other
-        z = rule.at(rows.length.unsqueeze(-1)).rho(own.products)
+        products = own.product.unsqueeze(-1) if table.centers.pooled else own.products
+        z = rule.at(rows.length.unsqueeze(-1)).rho(products)
         as_rival = table.own(rule.aggregate.total(z if b is None else z + b.unsqueeze(-1)))
     if row_terms:
         every = torch.stack(row_terms).sum(0)

@@ -19,6 +19,7 @@ from torch import Tensor
 from hypermargin.numerics import readable
 
 if TYPE_CHECKING:
+    from hypermargin.centers import Centers
     from hypermargin.margins import Margin
     from hypermargin.rules import Rule
 
@@ -235,16 +236,16 @@ def margin_object(margin: object) -> None:
 
 
 def combination(
-    rule: Rule, unit_weight: bool, centers: int, label_smoothing: float, mixed: bool, all_classes: bool
+    rule: Rule, unit_weight: bool, centers: Centers, label_smoothing: float, mixed: bool, all_classes: bool
 ) -> None:
     """Require options that can be combined with each other."""
-    if centers != 1:
-        count("centers", centers, 1, MOST_CENTERS)
     if label_smoothing and not all_classes:
         raise ValueError(
             f"label_smoothing={label_smoothing:g} is about every class, and a sample leaves most out; choose one."
         )
-    if label_smoothing and centers > 1:
+    if centers.soft and not unit_weight:
+        raise ValueError(f"centers={centers} is about cosines, so it needs unit_weight=True.")
+    if label_smoothing and centers.count > 1:
         raise ValueError(f"label_smoothing={label_smoothing:g} needs centers=1; got centers={centers}.")
     if rule.is_softmax:
         return

@@ -9,6 +9,7 @@ from typing import Any, Unpack
 from torch import Tensor
 
 from hypermargin import checks
+from hypermargin.centers import Centers
 from hypermargin.counts import checked_counts
 from hypermargin.fields import number_fields
 from hypermargin.head import MarginHead
@@ -29,8 +30,9 @@ def create_head(name: str, dim: int, classes: int, **overrides: Unpack[HeadOverr
 
     The one exception: ArcFace continues smoothly past π (beyond="smooth"), where its paper says nothing.
 
-    `overrides` are fields of its margin (m, or m1, m2, m3; lam, beyond), of its rule (t, …) and arguments of
-    `MarginHead` (scale, bias, learn_scale, backend, …); a field that margin and rule both have is set in both.
+    `overrides` are fields of its margin (m, or m1, m2, m3; lam, beyond), of its rule (t, …), of its centers (pool,
+    gamma, together; `centers` is their number) and arguments of `MarginHead` (scale, bias, learn_scale, backend,
+    …); a field that margin and rule both have is set in both.
     A given `lam` is constant, so it replaces the λ schedule; lam=0 is the bare margin. Heads that go by how
     frequent a class is need `counts`, the samples of each class in training; logit-adjustment takes `tau` too.
     sphereface-r has a `version`, 0, 1 or 2.
@@ -54,10 +56,17 @@ def head_settings(
     parts: dict[str, Any] = {key: given.pop(key, own) for key, own in own_parts.items()}
     checks.margin_object(parts["margin"])
     checks.rule_object(parts["rule"])
+    if "centers" in given and not isinstance(given["centers"], Centers):
+        given["centers"] = dataclasses.replace(recipe.centers, count=given["centers"])
+    parts["centers"] = given.pop("centers", recipe.centers)
     checks.instance("view", parts["view"], View, "hypermargin.views.VectorScaling()")
     counts = given.pop("counts", None)
     tau = None if hasattr(parts["view"], "tau") else given.pop("tau", None)
-    of_parts = dict.fromkeys(f.name for part in parts.values() for f in dataclasses.fields(part))
+    fields = {key: [f.name for f in dataclasses.fields(part)] for key, part in parts.items()}
+    fields["centers"].remove("count")  # which is `centers`
+    if given.get("pool", parts["centers"].pool) != "soft":
+        fields["centers"].remove("gamma")  # it would be lost; often s is meant
+    of_parts = list(dict.fromkeys(name for names in fields.values() for name in names))
     of_head = ["margin", *setting_names()]
     for key, value in given.items():
         if key not in of_parts and key not in of_head:
@@ -66,8 +75,7 @@ def head_settings(
     if isinstance(given.get("scale"), str):  # a rule sets s, so the recipe must not learn it as well
         changes = {"learn_scale": False, "scale_floor": None} | changes
     for key, part in parts.items():
-        own = {f.name for f in dataclasses.fields(part)}
-        changes[key] = dataclasses.replace(part, **{k: v for k, v in given.items() if k in own})
+        changes[key] = dataclasses.replace(part, **{k: v for k, v in given.items() if k in fields[key]})
     state: dict[str, Any] = _from_counts(name, counts, tau, classes, changes["margin"], given)
     if recipe.by_classes and changes.get("learn_margin", recipe.learn_margin):
         state["class_margins"] = recipe.by_classes(changes["margin"], classes)
@@ -142,7 +150,7 @@ def successors_as_markdown() -> str:
             if r.group != group or name in VERSIONS:
                 continue
             rivals = ", ".join(filter(None, ("" if r.rule is SOFTMAX else r.rule.formula, r.view.formula)))
-            rivals += f"{r.centers} per class" if r.centers > 1 else ""
+            rivals += _centers_in_words(r.centers)
             numbers = {
                 f.name: getattr(part, f.name)
                 for part in (r.margin, r.rule, r.view)
@@ -160,6 +168,12 @@ def successors_as_markdown() -> str:
 
 def _title(name: str, recipe: Recipe) -> str:
     return recipe.version or f"`{name}`"
+
+
+def _centers_in_words(centers: Centers) -> str:
+    """Return how many centers a class has, and what the class is because of them; nothing if it has one."""
+    pools = {"sum": "", "max": ", the nearest counts", "soft": f", weighed by softmax(c/{centers.gamma:g})"}
+    return f"{centers.count} per class{pools[centers.pool]}" if centers.count > 1 else ""
 
 
 def groups_as_markdown() -> str:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hypermargin import checks
 from hypermargin.ahead import LookAhead
-from hypermargin.backends import Backend, Call, find_backend
+from hypermargin.backends import Backend, Call, fitted
 from hypermargin.batch import (
     check_batch,
     check_cosines,
@@ -21,6 +21,7 @@ from hypermargin.batch import (
     share_of,
     target_of,
 )
+from hypermargin.centers import Centers
 from hypermargin.checks import Gradient, Reduction
 from hypermargin.layout import WHOLE, Layout, Share, look_up
 from hypermargin.margins import Margin, RowFacts, RowMargin
@@ -41,7 +42,7 @@ def margin_softmax(
     unit_features: bool = True,
     unit_weight: bool = True,
     rule: Rule = SOFTMAX,
-    centers: int = 1,
+    centers: int | Centers = 1,
     gradient: Gradient = "exact",
     m: Tensor | None = None,
     lam: float | Tensor = 0.0,
@@ -68,8 +69,8 @@ def margin_softmax(
       it is 1 unless given.
     - bias: (C,), or () for one that all classes share
     - rule: what a rival counts as and how rivals add up (`hypermargin.rules`); R and softplus(R − T) are softmax's
-    - centers: K rows of the weight, (C·K, d), belong to each class, one class after the other. The target is
-      the nearest center of its class; every center of another class is a rival.
+    - centers: K rows of the weight, (C·K, d), belong to each class, one class after the other. With a number K the
+      target is the nearest center of its class, and every center of another class is a rival; `Centers` has others.
     - gradient: "exact" is the derivative of ψ; "straight" lets dψ/dcos = 1, as insightface and OpenSphere do
     - m: a tensor standing in for the margin's own m: (), (C,) by class or (N, 1) by row
       (Combined: with a last dimension of 3); it may require a gradient
@@ -90,10 +91,11 @@ def margin_softmax(
 
     The result is float32 or wider, also under autocast.
     """
+    centers = Centers.of(centers)
     checks.loss_options(margin, rule, gradient, lam, label_smoothing, reduction)
     checks.combination(rule, unit_weight, centers, label_smoothing, mix is not None, layout.covers_all)
     plain = (
-        unit_features and unit_weight and centers == 1 and bias is None and mix is None
+        unit_features and unit_weight and centers.count == 1 and bias is None and mix is None
         and type(layout) is Layout  # a copy of a head has a copy of WHOLE
         and type(rule) is type(SOFTMAX) and not label_smoothing and len(row_terms) == 0
         and isinstance(features, Tensor) and isinstance(labels, Tensor)
@@ -114,7 +116,7 @@ def margin_softmax(
                             centers=centers, margin=margin, m=m, mix=mix, ignore_index=ignore_index, check=check),
         f"loss ({reduction})", weight,
     )  # fmt: skip
-    backend = find_backend(backend).fitted(Call.of(batch, weight, layout, rule, centers))
+    backend = fitted(backend, Call.of(batch, weight, layout, rule, centers))
     if plain and hasattr(backend, "look"):
         from hypermargin.plain import plain_loss
 
@@ -123,13 +125,13 @@ def margin_softmax(
                 backend, batch, weight, labels, margin, lam=lam, gradient=gradient, row_margin=row_margin,
                 ignore_index=ignore_index, reduction=reduction,
             )  # fmt: skip
-    classes = layout.classes(len(weight) // centers)
+    classes = layout.classes(len(weight) // centers.count)
     with full_precision(features):
         table = layout.table(weight, batch, unit=unit_weight, bias=bias, centers=centers)
         rows = scale_rows(batch, table, layout, unit_features=unit_features)  # f = s·x̂ or s·x
         facts = RowFacts(rows.x, rows.norm, batch.y, LookAhead(rows, table, layout), layout.shared)
         psi = margin.at(row_margin(table.margins(batch.m, rows.x.dtype), facts), lam, gradient)
-        at_rows = rule.at(rows.length, rule_state(rule, facts, psi))
+        at_rows = rule.at(rows.length, rule_state(rule, facts, psi), centers)
         rivals = rule.rivals(backend, rows.f, table, at_rows, rival_sum=label_smoothing > 0)
         own = target_of(rows, rivals.rows, table)  # product, angle and norm from the rows of the labels
         T = torch.addcmul(own.product, own.length, psi.lift(own.angle))

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from hypermargin import checks
 from hypermargin.backends import Backend, Triton, find_backend
+from hypermargin.centers import Centers
 from hypermargin.checks import Gradient, Reduction
 from hypermargin.class_state import ClassState
 from hypermargin.counts import checked_counts
@@ -43,8 +44,8 @@ class MarginHead(nn.Module):
       Features that keep their length have s = 1 unless given.
     - bias: True for one per class, "shared" for one that all classes share
     - rule: what a rival counts as (`hypermargin.rules`)
-    - centers: rows of the weight per class. The target is the nearest center of its class, and all centers of other
-      classes are rivals; `logits` has each class's nearest center.
+    - centers: rows of the weight per class. With a number the target is the nearest center of its class, all
+      centers of other classes are rivals, and `logits` has each class's nearest; `Centers` has other pools.
     - learn_scale: s is a parameter, never below `scale_floor` (default: the smallest useful s for this number of
       classes, `advise.smallest_scale`). With a margin an unbounded s shrinks while most samples violate the margin.
     - class_margins: m by class, (C,) (Combined: (C, 3)), instead of the margin's own
@@ -88,7 +89,7 @@ class MarginHead(nn.Module):
         unit_weight: bool = True,
         rule: Rule = SOFTMAX,
         view: View = AS_THEY_ARE,
-        centers: int = 1,
+        centers: int | Centers = 1,
         learn_scale: bool = False,
         scale_floor: float | None = None,
         class_margins: Tensor | Sequence[float] | None = None,
@@ -116,7 +117,7 @@ class MarginHead(nn.Module):
         checks.count("classes", classes)
         self.settings = HeadSettings(
             dim, classes, margin, scale=scale, bias=bias, unit_features=unit_features, unit_weight=unit_weight,
-            rule=rule, view=view, centers=centers, learn_scale=learn_scale, scale_floor=scale_floor,
+            rule=rule, view=view, centers=Centers.of(centers), learn_scale=learn_scale, scale_floor=scale_floor,
             learn_margin=learn_margin, margin_reward=margin_reward, gradient=gradient, ignore_index=ignore_index,
             label_smoothing=label_smoothing, reduction=reduction, check=check, backend=backend, shard=shard,
             sample=sample,
@@ -132,7 +133,7 @@ class MarginHead(nn.Module):
         if sample is not None:
             self._hold("sampled_steps", torch.tensor(0, device="cpu"), device)
         held = len(self.layout.held(classes))
-        self.weight = nn.Parameter(torch.empty(held * centers, dim, device=device, dtype=dtype))
+        self.weight = nn.Parameter(torch.empty(held * self.settings.centers.count, dim, device=device, dtype=dtype))
         self.register_parameter("bias", None)
         if bias:
             shape = () if bias == "shared" else (held,)
@@ -240,6 +241,16 @@ class MarginHead(nn.Module):
         """Return the parts that may remember something of every class, by name."""
         return {part.part: part for part in (self.row_margin, self.view_state)}
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        """Load what `heads.write` wrote too, which says how many centers a class has if several."""
+        said = state_dict.pop(prefix + "centers", None)
+        if said is not None and int(said) != self.settings.centers.count:
+            raise ValueError(
+                f"this state has {int(said)} centers per class, and the head has {self.settings.centers.count}. "
+                f"Make it with centers={int(said)}."
+            )
+        super()._load_from_state_dict(state_dict, prefix, *others)
+
     def by_class(self) -> dict[str, Tensor]:
         """Return the tensors with entries by class: weight, bias, m and offsets if they are, and parts' state."""
         found: dict[str, Tensor] = {"weight": self.weight}
@@ -332,7 +343,11 @@ class MarginHead(nn.Module):
             self.sampled_steps += 1
 
     def _beside_the_loss(self, adjustment: Adjustment, m: Tensor | None, scale: Tensor) -> Tensor | None:
-        """Return the penalty of a schedule on |W|² minus the reward of a learned margin; the same on all ranks."""
+        """Return what is added once per step, the same on all ranks.
+
+        That is the penalty of a schedule on |W|², and the distance between the centers of a class, minus the reward
+        of a learned margin.
+        """
         extra = None
         if isinstance(adjustment.penalty, Tensor):
             squares = self.layout.sum(widen(self.weight, wide_dtype(self.weight)).square().sum())
@@ -343,6 +358,10 @@ class MarginHead(nn.Module):
             mean = self.layout.mean(more) if m.dim() > zero.dim() else more.mean()
             reward = self.settings.margin_reward * scale.detach() * mean
             extra = -reward if extra is None else extra - reward
+        centers = self.settings.centers
+        if centers.together and centers.count > 1:
+            spread = centers.together * self.layout.sum(centers.distance(self.weight, self.classes))
+            extra = spread if extra is None else extra + spread
         return extra
 
     def logits(self, features: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from hypermargin.centers import ONE, Centers
 from hypermargin.numerics import wide_dtype, widen
 
 if TYPE_CHECKING:
@@ -20,7 +21,8 @@ class ClassTable(NamedTuple):
     """The rows of the class weights that a call is computed against, and where its labels are among them.
 
     A class has K rows, its centers, one after the other; K is 1 unless a head says otherwise. A batch has L
-    labels per row, 2 with mixup and else 1.
+    labels per row, 2 with mixup and else 1. Where a class is one rival, and not each of its centers,
+    `centers.pooled`, the columns of z that rivals are counted in are classes.
     """
 
     weight: Tensor  # (C·K, d)
@@ -28,7 +30,7 @@ class ClassTable(NamedTuple):
     bias: Tensor | None  # (C·K,)  b_j: the sum of bias, offset and PartialFC's correction
     local: Tensor  # (N, L·K)  rows of the labels, the K of one label side by side
     inside: Tensor | None = None  # (N, L·K)  where `local` is valid; None: everywhere
-    centers: int = 1  # K
+    centers: Centers = ONE
     m: Tensor | None = None  # (C·K, …)  margins by class
     is_empty: bool = False  # this process has no class: the one row is zero, and no label refers to it
     raised: float = 0.0  # how much PartialFC's correction raises the bound on the logits
@@ -38,15 +40,15 @@ class ClassTable(NamedTuple):
     def by_row(self, by_class: Tensor) -> Tensor:
         """Return numbers of the classes held here as one per row of `weight`."""
         if self.is_empty:
-            return by_class.new_zeros(1, *by_class.shape[1:])
+            return by_class.new_zeros(self.centers.count, *by_class.shape[1:])
         found = by_class if self.picked is None else by_class.index_select(0, self.picked)
-        return found if self.centers == 1 else found.repeat_interleave(self.centers, 0)
+        return found if self.centers.count == 1 else found.repeat_interleave(self.centers.count, 0)
 
     def of_labels(self, by_class: Tensor) -> Tensor:
         """Return the entry of a table by class for each label, (N, L, …); arbitrary if the label is not here."""
-        first = self.local[:, :: self.centers]
+        first = self.local[:, :: self.centers.count]
         if self.inside is not None:
-            first = first.masked_fill(~self.inside[:, :: self.centers], 0)
+            first = first.masked_fill(~self.inside[:, :: self.centers.count], 0)
         return look_up(by_class, first)
 
     def margins(self, m: Tensor | None, dtype: torch.dtype) -> Tensor | None:
@@ -56,11 +58,24 @@ class ClassTable(NamedTuple):
 
     def own(self, by_label: Tensor) -> Tensor:
         """Return numbers by label, (N, L), with zeros where the label is not here."""
-        return by_label if self.inside is None else by_label.masked_fill(~self.inside[:, :: self.centers], 0.0)
+        return (
+            by_label if self.inside is None else by_label.masked_fill(~self.inside[:, :: self.centers.count], 0.0)
+        )
 
     def label_rows(self, weight: Tensor) -> Tensor:
         """Return the rows of the labels, (N, L·K, d); an arbitrary row where the label is not here."""
         return look_up(weight, self.local if self.inside is None else self.local.masked_fill(~self.inside, 0))
+
+    def label_columns(self) -> tuple[Tensor, Tensor | None]:
+        """Return `local` and `inside` for the columns that rivals are counted in: rows, or with a pool classes."""
+        if not self.centers.pooled:
+            return self.local, self.inside
+        K = self.centers.count
+        return self.local[:, ::K] // K, None if self.inside is None else self.inside[:, ::K]
+
+    def column_bias(self) -> Tensor | None:
+        """Return the bias of the columns that rivals are counted in."""
+        return self.bias[:: self.centers.count] if self.bias is not None and self.centers.pooled else self.bias
 
     def rivals(self, backend: Backend, f: Tensor, rule: RuleAtRows, **wanted: bool) -> Rivals:
         """Return what a backend finds in this table; an empty table's row of zeros does not count as a rival."""
@@ -115,13 +130,14 @@ class Layout:
         """Return about how many classes the busiest process has in a step; the backend is chosen for these."""
         return here
 
-    def check_weight(self, weight: Tensor, centers: int) -> None:
+    def check_weight(self, weight: Tensor, centers: Centers) -> None:
         """Raise unless the weight has the rows of the classes that this process holds."""
         if weight.shape[0] < 1:
             raise ValueError(f"weight must have at least one class; got shape {tuple(weight.shape)}.")
-        if weight.shape[0] % centers:
+        if weight.shape[0] % centers.count:
             raise ValueError(
-                f"weight must have {centers} rows per class, as centers={centers} says; got {weight.shape[0]} rows."
+                f"weight must have {centers.count} rows per class, as centers={centers} says; got "
+                f"{weight.shape[0]} rows."
             )
 
     def gather(self, check: Callable[[], Batch], asked: str, weight: Tensor) -> Batch:
@@ -132,16 +148,15 @@ class Layout:
         return check()
 
     def table(
-        self, weight: Tensor, batch: Batch, *, unit: bool, bias: Tensor | None = None, centers: int = 1
+        self, weight: Tensor, batch: Batch, *, unit: bool, bias: Tensor | None = None, centers: Centers = ONE
     ) -> ClassTable:
         """Return the rows of the held classes that take part in this call."""
         y, m = batch.classes(), batch.class_m
-        if centers == 1 and bias is None:
+        if centers.count == 1 and bias is None:
             return ClassTable(weight, unit, None, y, m=m)
-        m = by_center(m, centers)
-        return ClassTable(
-            weight, unit, bias_by_row(bias, weight, batch, centers), rows_of(y, centers), None, centers, m
-        )
+        K = centers.count
+        bias, m = bias_by_row(bias, weight, batch, K), by_center(m, K)
+        return ClassTable(weight, unit, bias, rows_of(y, K), None, centers, m)
 
     def combine(
         self,

@@ -18,6 +18,7 @@ from hypermargin.ahead import LookAhead
 from hypermargin.backends import Backend, Call, find_backend
 from hypermargin.backends.base import Seen
 from hypermargin.batch import ScaledRows, scale_rows
+from hypermargin.centers import ONE
 from hypermargin.layout import WHOLE, ClassTable, look_up
 from hypermargin.margins import Margin, RowFacts, RowMargin
 from hypermargin.numerics import reduced, softplus, wide_dtype, widen
@@ -40,7 +41,7 @@ def whole_loss(
     if numbers is None:
         return backend, None
     checks.features_and_weight(features, weight)
-    WHOLE.check_weight(weight, 1)
+    WHOLE.check_weight(weight, ONE)
     (N, d), C = features.shape, weight.shape[0]
     if not isinstance(scale, Tensor | float):
         scale = needed_scale(scale, True, C, d, margin)
@@ -82,7 +83,7 @@ class _LookLater(LookAhead):
 
     @functools.cached_property
     def _table(self) -> ClassTable:  # type: ignore[override]
-        return WHOLE.table(self._weight, self._batch, unit=True, bias=None, centers=1)
+        return WHOLE.table(self._weight, self._batch, unit=True, bias=None)
 
     @functools.cached_property
     def _rows(self) -> ScaledRows:  # type: ignore[override]

@@ -8,6 +8,7 @@ from typing import Any, Literal, cast
 
 from torch import Tensor
 
+from hypermargin.centers import ONE, Centers
 from hypermargin.counts import margins_from_counts, offsets_from_counts
 from hypermargin.margins import (
     AdaFace,
@@ -80,7 +81,7 @@ class Recipe:
     bias: bool | Literal["shared"] = False
     rule: Rule = SOFTMAX
     view: View = AS_THEY_ARE
-    centers: int = 1
+    centers: Centers = ONE
     learn_margin: bool = False
     margin_reward: float = 0.1
     learn_scale: bool = False
@@ -356,7 +357,7 @@ FAMILY: dict[str, Recipe] = {
         paper="Zhang et al. 2019, arXiv:1905.02479",
     ),
     "subcenter-arcface": Recipe(
-        ArcFace(m=0.5), centers=3, scale=64.0, group=CENTERS,
+        ArcFace(m=0.5), centers=Centers(3, pool="max"), scale=64.0, group=CENTERS,
         good="mislabelled and odd samples gather at a center of their own", bad="K times the work and memory",
         paper="Deng et al. 2020, ECCV",
     ),
@@ -365,6 +366,11 @@ FAMILY: dict[str, Recipe] = {
         good="samples are compared with each other, not with class vectors alone",
         bad="a second table of the size of the weight; nothing happens in the first 8,000 steps",
         paper="Deng et al. 2021, CVPR",
+    ),
+    "soft-triple": Recipe(
+        CosFace(m=0.01), centers=Centers(10, pool="soft", gamma=0.1, together=0.2), scale=20.0, group=CENTERS,
+        good="a class may look several ways; all its centers learn", bad="ten times the work and memory",
+        paper="Qian et al. 2019, arXiv:1909.05235",
     ),
 }  # fmt: skip
 

@@ -9,20 +9,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hypermargin.backends import PLAIN, Backend, Call, find_backend
+from hypermargin.backends import Backend, Call, fitted
 from hypermargin.batch import check_batch, scale_rows, target_of
+from hypermargin.centers import ONE, Centers
 from hypermargin.layout import WHOLE, Layout, Share
 from hypermargin.numerics import full_precision, unit, widen
-from hypermargin.rules import LOG_SUM_EXP
+from hypermargin.rules import LOG_SUM_EXP, SOFTMAX
 
 
 class Scores(NamedTuple):
     """The targets and rivals of a batch, for z_ij = ⟨f_i, w̃_j⟩ + b_j and L labels per row."""
 
-    target: Tensor  # (N, L)  z of the label's nearest center
+    target: Tensor  # (N, L)  z of the label: of its nearest center, or what `Centers` make of all
     angle: Tensor  # (N, L)  between f_i and it, in [0, π]; π/2 for zero rows
     norm: Tensor  # (N, L)  |w̃_y|; 1 if the weight is normalised
-    rivals: Tensor  # (N,)  log-sum-exp of z over the rows that are not the label's; −inf without any
+    rivals: Tensor  # (N,)  log-sum-exp of z over the rows (or pooled classes) that are no label; −inf without any
     hardest: Tensor  # (N,)  maximum of the same z
 
 
@@ -36,7 +37,7 @@ def scores(
     bias: Tensor | None = None,
     unit_features: bool = True,
     unit_weight: bool = True,
-    centers: int = 1,
+    centers: int | Centers = ONE,
     ignore_index: int = -100,
     check: bool | Literal["auto"] = "auto",
     backend: str | Backend = "auto",
@@ -48,16 +49,17 @@ def scores(
     The arguments are those of `margin_softmax`. With several processes each gets its own rows, or with `of_all` the
     rows of all.
     """
+    centers = Centers.of(centers)
     batch = layout.gather(
         lambda: check_batch(features, weight, labels, layout, scale=scale, bias=bias, centers=centers,
                             ignore_index=ignore_index, check=check),
         "scores", weight,
     )  # fmt: skip
-    backend = find_backend(backend).fitted(Call.of(batch, weight, layout, centers=centers))
+    backend = fitted(backend, Call.of(batch, weight, layout, centers=centers))
     with full_precision(features):
         table = layout.table(weight, batch, unit=unit_weight, bias=bias, centers=centers)
         rows = scale_rows(batch, table, layout, unit_features=unit_features)
-        found = table.rivals(backend, rows.f, PLAIN, hardest=True)
+        found = table.rivals(backend, rows.f, SOFTMAX.at(rows.length, None, centers), hardest=True)
         own = target_of(rows, found.rows, table)
         # The target has its bias, like the rivals, so target > hardest exactly where the decision is right.
         z = own.product if table.bias is None else own.product + table.of_labels(table.bias)
@@ -81,10 +83,11 @@ def logits(
     bias: Tensor | None = None,
     unit_features: bool = True,
     unit_weight: bool = True,
-    centers: int = 1,
+    centers: int | Centers = ONE,
     layout: Layout = WHOLE,
 ) -> Tensor:
-    """Return logits (N, C) without any margin, of each class's nearest center and for this rank's own rows."""
+    """Return logits (N, C) without any margin, for this rank's own rows; of several centers the nearest's."""
+    centers = Centers.of(centers)
     batch = layout.gather(
         lambda: check_batch(features, weight, None, layout, scale=scale, bias=bias, centers=centers, check=False),
         "logits", weight,
@@ -93,11 +96,12 @@ def logits(
         table = layout.table(weight, batch, unit=unit_weight, bias=bias, centers=centers)
         rows = scale_rows(batch, table, layout, unit_features=unit_features)
         w = widen(table.weight, rows.f.dtype)
-        z = F.linear(rows.f, unit(w) if unit_weight else w, table.bias)
+        z = F.linear(rows.f, unit(w) if unit_weight else w, None if centers.count > 1 else table.bias)
+        if centers.count > 1:
+            z = centers.score(centers.by_class(z), rows.length)
+            z = z if table.bias is None else z + table.bias[:: centers.count]
         if table.is_empty:
             z = z[:, :0]
-        if centers > 1:
-            z = z.view(-1, z.shape[1] // centers, centers).amax(-1)  # −1: exported, any number of rows
         return layout.columns(z, batch)
 
 

@@ -10,6 +10,7 @@ import torch
 
 from hypermargin import checks
 from hypermargin.backends import Backend, find_backend
+from hypermargin.centers import ONE, Centers
 from hypermargin.checks import Gradient, Reduction
 from hypermargin.margins import Margin
 from hypermargin.parallel import PartialFC, Shard
@@ -25,8 +26,8 @@ AUTOMATIC_SCALES = ("advised", "adacos", "adacos-dynamic")
 class HeadSettings:
     """The arguments a head was made with; what changes in training (weights, s, m, counters) is in its state_dict.
 
-    The fields are explained at `MarginHead`. `scale` is never None after construction: it becomes 1 for features
-    that keep their length, and must be given for others.
+    The fields are explained at `MarginHead`. `centers` may be given as a number. `scale` is never None after
+    construction: it becomes 1 for features that keep their length, and must be given for others.
     """
 
     dim: int
@@ -38,7 +39,7 @@ class HeadSettings:
     unit_weight: bool = True
     rule: Rule = SOFTMAX
     view: View = AS_THEY_ARE
-    centers: int = 1
+    centers: Centers = ONE
     learn_scale: bool = False
     scale_floor: float | None = None
     learn_margin: bool = False
@@ -71,11 +72,17 @@ class HeadSettings:
                     f"sample={self.sample} raises the logits of a log-sum-exp, and rule={self.rule} has a "
                     f"{self.rule.aggregate.name}. Leave correct=True out."
                 )
+        object.__setattr__(self, "centers", Centers.of(self.centers))
         checks.combination(
             self.rule, self.unit_weight, self.centers, self.label_smoothing, False, self.sample is None
         )
         checks.instance("view", self.view, View, "hypermargin.views.VectorScaling()")
         self.view.check(self.rule, self.unit_weight, self.centers)
+        if self.sample is not None and self.centers.together:
+            raise ValueError(
+                f"together={self.centers.together:g} is about all classes, and sample={self.sample} leaves most "
+                "out; choose one."
+            )
         self._check_scale()
         if self.learn_margin and self.margin.m is None:
             raise ValueError("class_margins and learn_margin need a margin that has an m; NoMargin has none.")
@@ -115,10 +122,13 @@ class HeadSettings:
 
     def as_plain(self) -> dict[str, Any]:
         """Return the settings that decide how features become logits, as plain values to write to a file."""
-        return {
-            "margin": str(self.margin), "rule": str(self.rule), "centers": self.centers, "bias": bool(self.bias),
-            "unit_features": self.unit_features, "unit_weight": self.unit_weight,
+        found = {
+            "margin": str(self.margin), "rule": str(self.rule), "centers": self.centers.count,
+            "bias": bool(self.bias), "unit_features": self.unit_features, "unit_weight": self.unit_weight,
         }  # fmt: skip
+        if self.centers.pooled:
+            found["pool"] = self.centers.pool
+        return found | ({"gamma": self.centers.gamma} if self.centers.soft else {})
 
     @property
     def sides(self) -> dict[str, Any]:
@@ -136,7 +146,7 @@ class HeadSettings:
         )
         words += f", rule={self.rule}" if self.rule != SOFTMAX else ""
         words += "" if self.view.is_identity else f", view={self.view}"
-        words += f", centers={self.centers}" if self.centers > 1 else ""
+        words += f", centers={self.centers}" if self.centers.count > 1 else ""
         return words + (f", sample={self.sample}" if self.sample is not None else "")
 
 
@@ -191,7 +201,9 @@ class HeadOverrides(TypedDict, total=False):
     unit_weight: bool
     rule: Rule
     view: View
-    centers: int
+    centers: int | Centers
+    pool: str
+    together: float
     learn_scale: bool
     scale_floor: float | None
     class_margins: Any

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from hypermargin import rules
-from hypermargin.backends import Backend, Call, Dense, find_backend
-from hypermargin.layout import ClassTable
+from hypermargin.backends import Backend, Call, Dense, find_backend, fitted
+from hypermargin.centers import ONE, Centers
+from hypermargin.layout import ClassTable, rows_of
 from hypermargin.margins import Margin, Piecewise
 from hypermargin.rules import SOFTMAX, Rule
 
@@ -186,8 +187,8 @@ def check_backend(
 
     `backend` is an object with the methods of `hypermargin.backends.Backend`, or a registered name. In float64
     values and gradients must agree to 1e-9; in float32 the error may be `float32_factor` times that of dense in
-    float32, plus a floor. float64=False is for backends that know float32 only. Rules that `fitted` refuses are
-    left out.
+    float32, plus a floor. float64=False is for backends that know float32 only. Rules and pools of centers that
+    `fitted` refuses are left out.
     """
     found, problems = find_backend(backend), []
     every = [SOFTMAX, *(rules.get(name)() for name in rules.names() if name != SOFTMAX.name)]
@@ -196,7 +197,8 @@ def check_backend(
             continue  # for rules the other sizes are enough
         if not _takes(found, case, rule, torch.device(device)):
             continue
-        sides = [(True, True)] if not rule.is_softmax else itertools.product((True, False), repeat=2)
+        one_way = not rule.is_softmax or case.centers.soft
+        sides = [(True, True)] if one_way else itertools.product((True, False), repeat=2)
         for unit_weight, with_bias in sides:
             setting = f"{name}, {rule.name}, unit_weight={unit_weight}, bias={with_bias}"
 
@@ -232,19 +234,21 @@ class _Case(NamedTuple):
     weight: Tensor
     local: Tensor
     inside: Tensor | None = None
+    centers: Centers = ONE
 
     def on(self, device: torch.device, dtype: torch.dtype) -> _Case:
         return _Case._make(
-            None if t is None else t.to(device, dtype if t.is_floating_point() else None) for t in self
+            t.to(device, dtype if t.is_floating_point() else None) if isinstance(t, Tensor) else t for t in self
         )
 
 
 def _takes(backend: Backend, case: _Case, rule: Rule, device: torch.device) -> bool:
-    """Return whether a backend accepts such a call; it must accept the softmax rule, and its error is raised."""
+    """Return whether a backend accepts such a call; it must accept softmax's rule without a pool."""
     try:
-        backend.fitted(Call(len(case.f), len(case.weight), device, torch.float32, case.f.shape[1], rule))
+        size, dim = (len(case.f), len(case.weight)), case.f.shape[1]
+        fitted(backend, Call(*size, device, torch.float32, dim, rule, case.centers))
     except ValueError:
-        if rule.is_softmax:
+        if rule.is_softmax and not case.centers.pooled:
             raise
         return False
     return True
@@ -266,6 +270,16 @@ def _backend_cases() -> Iterator[tuple[str, _Case]]:
             shifted = other - C // 2
             inside = (shifted >= 0) & (shifted < C)
             yield f"N={N} C={C} d={d}, a slice", _Case(3 * normal(N, d), normal(C, d), shifted, inside)
+        for pool in ("max", "soft"):
+            centers = Centers(3, "max" if pool == "max" else "soft")
+            rows = rows_of(local, 3)
+            yield f"N={N} C={C} d={d}, {pool}", _Case(3 * normal(N, d), normal(3 * C, d), rows, None, centers)
+            shifted = rows - C // 2 * 3
+            inside = (shifted >= 0) & (shifted < 3 * C)
+            yield (
+                f"N={N} C={C} d={d}, {pool}, a slice",
+                _Case(3 * normal(N, d), normal(3 * C, d), shifted, inside, centers),
+            )
     f, weight, local = normal(6, 4), normal(9, 4), torch.arange(6)[:, None]
     f[0], f[1], weight[2], weight[8], weight[4] = 0.0, 2 * weight[1], 0.0, 0.0, weight[3]
     yield "zero, parallel and repeated rows", _Case(f, weight, local)
@@ -274,21 +288,22 @@ def _backend_cases() -> Iterator[tuple[str, _Case]]:
 
 def _outcome(backend: Backend, case: _Case, rule: Rule, unit_weight: bool, with_bias: bool) -> dict[str, Tensor]:
     """Return all values that a backend returns, and the gradients of a fixed weighted sum of them."""
-    f, weight, local, inside = case
+    f, weight, local, inside, centers = case
     leaves = {"df": f, "dW": weight}
     if with_bias:
         leaves["db"] = torch.linspace(-1, 1, len(weight), dtype=f.dtype, device=f.device)
-    if not rule.is_identity:
+    if not rule.is_identity or centers.soft:
         leaves["by length"] = f.norm(dim=1, keepdim=True)
     leaves = {name: leaf.detach().clone().requires_grad_() for name, leaf in leaves.items()}
     # No threshold equals a cosine, so rounding does not decide which rivals are above it.
     threshold = torch.linspace(-0.503, 0.807, max(len(f), 1), dtype=f.dtype, device=f.device)[: len(f), None]
-    at_rows = rule.at(leaves.get("by length"), row_numbers(rule, threshold))
-    table = ClassTable(leaves["dW"], unit_weight, leaves.get("db"), local, inside)
-    fitted = backend.fitted(Call(len(f), len(weight), f.device, f.dtype, f.shape[1], rule))
-    found = fitted(leaves["df"], table, at_rows, rival_sum=rule.is_softmax, hardest=True)
+    at_rows = rule.at(leaves.get("by length"), row_numbers(rule, threshold), centers)
+    table = ClassTable(leaves["dW"], unit_weight, leaves.get("db"), local, inside, centers)
+    found_backend = fitted(backend, Call(len(f), len(weight), f.device, f.dtype, f.shape[1], rule, centers))
+    summed = rule.is_softmax and not centers.pooled  # for label smoothing, which wants one center
+    found = found_backend(leaves["df"], table, at_rows, rival_sum=summed, hardest=True)
     rows = found.rows if inside is None else found.rows.masked_fill(~inside[..., None], 0.0)
-    if found.hardest is None or (found.rival_sum is None and rule.is_softmax):
+    if found.hardest is None or (found.rival_sum is None and summed):
         raise LawBroken("a backend must return rival_sum and hardest when asked for; got None.")
     values = {"rows": rows, "rivals": found.rivals, "hardest": found.hardest}
     weights = torch.linspace(0.5, 1.5, max(f.shape[0], 1), dtype=f.dtype, device=f.device)[: f.shape[0]]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from hypermargin.centers import ONE, Centers
 from hypermargin.layout import ClassTable, Layout, Share
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class Wrapped(Layout):
         """Return about how many classes the busiest process has in a step."""
         return self.inner.busiest(here)
 
-    def check_weight(self, weight: Tensor, centers: int) -> None:
+    def check_weight(self, weight: Tensor, centers: Centers) -> None:
         """Raise unless the weight has the rows of the classes that this process holds."""
         self.inner.check_weight(weight, centers)
 
@@ -42,7 +43,7 @@ class Wrapped(Layout):
         return self.inner.gather(check, asked, weight)
 
     def table(
-        self, weight: Tensor, batch: Batch, *, unit: bool, bias: Tensor | None = None, centers: int = 1
+        self, weight: Tensor, batch: Batch, *, unit: bool, bias: Tensor | None = None, centers: Centers = ONE
     ) -> ClassTable:
         """Return the rows of the inner layout."""
         return self.inner.table(weight, batch, unit=unit, bias=bias, centers=centers)

@@ -11,6 +11,7 @@ from test_head import HEADS, STATEFUL, batch, make
 import hypermargin as hm
 from hypermargin import margins, rules
 from hypermargin.backends import Chunked
+from hypermargin.centers import Centers
 from hypermargin.margins import ArcFace, SphereFace
 from hypermargin.recipes import FAMILY
 from hypermargin.rules import SOFTMAX
@@ -44,7 +45,7 @@ def assert_compiles(name, options, backend, tol):
     torch._dynamo.reset()
     x, y = batch()
     recipe = FAMILY[name]
-    smoothing = 0.1 if recipe.rule is SOFTMAX and recipe.centers == 1 else 0.0  # the others refuse it
+    smoothing = 0.1 if recipe.rule is SOFTMAX and recipe.centers.count == 1 else 0.0  # the others refuse it
     eager = make(name, label_smoothing=smoothing, **copy.deepcopy(options))
     head = copy.deepcopy(eager)
     expected, state = train(eager, eager, x, y)
@@ -86,6 +87,8 @@ SLOTS = [
     {"margin": margins.DynArcFace(k1=0.5)},
     {"view": VectorScaling(), "class_counts": [5, 1, 3, 2, 9], "bias": True},
     {"view": VariationalPrototypes(after=1.0)},
+    {"centers": Centers(2, "max"), "rule": rules.InterTopK(2, 0.2)},
+    {"centers": Centers(2, "soft", together=0.2), "learn_scale": True},
 ]
 
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import hypermargin as hm
 from hypermargin import schedule as sch
+from hypermargin.centers import Centers
 from hypermargin.margins import ArcFace, Combined, CosFace, NoMargin, SphereFace
 from hypermargin.settings import STATE, HeadOverrides, setting_names
 
@@ -115,7 +116,7 @@ def test_inference_sees_no_label_and_no_margin(name, dtype):
         * (F.normalize(wide) if head.settings.unit_features else wide)
         @ (F.normalize(W) if head.settings.unit_weight else W).T
     )
-    right = per_class(right, head)
+    right = per_class(right, head, head.settings.first_scale)
     torch.testing.assert_close(
         logits.double(), right if head.bias is None else right + head.bias, rtol=1e-5, atol=1e-5
     )
@@ -410,12 +411,15 @@ def test_the_head_is_a_module_like_others():
 
 
 def test_editors_know_every_override():
-    """Typed overrides are MarginHead's arguments and the fields of all margins, rules and views, no more."""
+    """Typed overrides are MarginHead's arguments and the fields of margins, rules, views and centers, no more."""
     parts = [kind.get(name) for kind in (hm.margins, hm.rules, hm.views) for name in kind.names()]
     fields = {field.name for part in parts for field in dataclasses.fields(part)}
     by_counts = {"counts", "tau", "version"}  # counts become an argument by class, the version another name
     own = {"D"}  # Piecewise's function
-    assert set(HeadOverrides.__annotations__) == {"margin", *setting_names(), *fields} - own | by_counts
+    of_centers = {field.name for field in dataclasses.fields(Centers)} - {"count"}  # which is `centers`
+    assert (
+        set(HeadOverrides.__annotations__) == {"margin", *setting_names(), *fields} - own | by_counts | of_centers
+    )
     arguments = {p.name for p in inspect.signature(hm.MarginHead).parameters.values()} - {"unknown"}
     settled = {field.name for field in dataclasses.fields(hm.HeadSettings)}
     assert arguments == settled | set(STATE)

@@ -281,7 +281,7 @@ def test_hostile_input(name):
                 name, classes=classes, rows=rows, backend=backend, **({"scale": scale} if scale else {})
             )
             with torch.no_grad():
-                w = head.weight[:: head.settings.centers]
+                w = head.weight[:: head.settings.centers.count]
                 if rows == N:
                     x[0], x[1], x[2] = w[y[0]], -2 * w[y[1]], 0.0
                     x[3], x[4] = w[(y[3] + 1) % C], -w[(y[4] + 1) % C]
@@ -307,7 +307,7 @@ def test_with_a_sample_of_the_classes(name):
         loss = head(x, y)
         loss.backward()
         drawn = head.weight.grad.coalesce().indices()[0]
-        K = head.settings.centers
+        K = head.settings.centers.count
         part, _, _ = made(name, classes=len(drawn) // K, backend=backend)
         if part.bias is not None:
             part.bias.data.copy_(head.bias.data if not head.bias.dim() else head.bias.data[drawn[::K] // K])

@@ -232,6 +232,7 @@ def test_decode_once(workers):
     rows = np.setdiff1d(np.arange(700), [3, 300])
     assert np.array_equal(kept.samples[:, 0, 0], rows % 256)
     assert np.array_equal(kept.labels, labels[rows])
+    assert [kept.where(k) for k in (0, 3, 697)] == ["file-0", "file-4", "file-699"]  # they are still called so
     said = []
     assert decode_once(lazy, memory=1e-6, say=said.append) is lazy
     assert "more than memory" in said[0]

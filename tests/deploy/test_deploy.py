@@ -79,7 +79,11 @@ def by_hand(trained, raw):
     weight = head.weight.double().numpy()
     weight = weight / np.sqrt((weight**2).sum(1, keepdims=True)) if head.settings.unit_weight else weight
     logits = float(head.current_scale()) * (unit if head.settings.unit_features else features) @ weight.T
-    logits = logits.reshape(len(logits), head.classes, -1).max(2)
+    by_center, centers = logits.reshape(len(logits), head.classes, -1), head.settings.centers
+    logits = by_center.max(2)
+    if centers.pool == "soft":
+        shares = np.exp((by_center - logits[..., None]) / (centers.gamma * float(head.current_scale())))
+        logits = (shares * by_center).sum(2) / shares.sum(2)
     logits = logits if head.bias is None else logits + head.bias.double().numpy()
     odds = np.exp(logits - logits.max(1, keepdims=True))
     return {"embedding": unit, "norm": norm, "probability": odds / odds.sum(1, keepdims=True)}
@@ -779,7 +783,13 @@ def test_runs_of_own_data_are_exported_with_their_class_names(tmp_path):
     same(with_torch(tmp_path / "v.pt2")(data.samples[:5]), by_hand(trained, data.samples[:5]))
 
 
-@pytest.mark.parametrize("settings", [{"centers": 2}, {"centers": 3, "bias": True}, {"bias": "shared"}], ids=str)
+@pytest.mark.parametrize("settings",
+    [
+        {"centers": 2}, {"centers": 3, "bias": True}, {"bias": "shared"}, {"centers": 2, "pool": "max"},
+        {"centers": 3, "pool": "soft", "gamma": 0.3, "bias": True},
+    ],
+    ids=str,
+)  # fmt: skip
 def test_a_class_with_several_rows_has_one_probability(tmp_path, settings):
     trained = made("none", VECTOR, "arcface", **settings)
     if trained.head.bias is not None:

@@ -1318,14 +1318,6 @@ def test_groups_of_pairs():
     assert heads.groups_of([]) == []
 
 
-def test_centers_are_not_taken_for_classes(tmp_path):
-    head = MarginHead(D, C, ArcFace(), scale=8.0, centers=2)
-    for change in (heads.weights_of, lambda h: heads.write(h, tmp_path / "head.pt"), lambda h: heads.split(h, 2)):
-        with pytest.raises(ValueError, match=r"head has 2 centers per class"):
-            change(head)
-    assert not list(tmp_path.iterdir())
-
-
 def test_the_optimiser_of_a_row_term_comes_back():
     head = create_head("arcface", D, C, scale=8.0, row_terms=[RingLoss()])
     optimizer = torch.optim.SGD(head.parameters(), lr=0.1, momentum=0.9)

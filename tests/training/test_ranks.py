@@ -40,6 +40,13 @@ RUNS = {
     "kappaface averaged": {"head": "kappaface", "ema": 0.9},
     "vpl partial fc": {"head": "vpl", "sample_rate": 0.5, "set": {"after": 2.0}},
     "vs": {"head": "vs", "split": "sample"},
+    "nearest of three averaged": {"head": "subcenter-arcface", "set": {"scale": 8.0}, "ema": 0.9},
+    "soft-triple sampled sgd": {
+        "head": "soft-triple",
+        "optimizer": "sgd",
+        "sample_rate": 0.5,
+        "set": {"centers": 2, "together": 0.0},
+    },
     "adacos balanced": {"head": "arcface", "set": {"scale": "adacos-dynamic"}, "sampling": "balanced"},
 }
 SLOW = ("normface learned sgd accumulated", "cosface learned m", "adacos balanced", "vs")
@@ -559,16 +566,18 @@ def test_settings_that_cannot_be(settings, words):
         Config(**settings)
 
 
-def refused(folder):
-    try:
-        team.run({"head": "arcface", "set": {"centers": 2}}, folder)
-    except ValueError as error:
-        return str(error)
-
-
-def test_centers_are_refused_before_a_checkpoint_could_lose_them(tmp_path):
-    said = team.ranks(2, "test_ranks", "refused", tmp_path / "run")
-    assert all("set: centers=2 needs all classes in one process" in words for words in said), said
+def test_centers_are_handed_over_from_three_to_one_and_back(alone, tmp_path):
+    """Each slice of a checkpoint holds whole classes, however many rows torch would put there."""
+    settings = RUNS["nearest of three averaged"]
+    folder = tmp_path / "run"
+    in_ranks(3, settings, folder, False, (0, 4))
+    last, trained = final(folder)
+    assert last.model["head.weight"].shape == trained.head.weight.shape == (3 * trained.head.classes, 6)
+    other = copy_of(folder, tmp_path)
+    team.run(settings, folder, True)
+    in_ranks(2, settings, other, True)
+    for each in (folder, other):
+        assert_close(alone(settings), each)
 
 
 def test_centers_are_not_taken_for_the_prototypes_of_classes(tmp_path):

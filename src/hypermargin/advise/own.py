@@ -122,10 +122,17 @@ def _of_head(head: str, advice: Recommendation) -> list[str]:
             f"MV-Softmax: t = {recipe.rule.t:g} is the paper's, for s = 32. A hard rival at a cosine of 0 counts "
             f"e^(s·t) = {math.exp(more):.3g} times; so do mislabelled samples' true classes: with noise lower t."
         ]
-    if recipe.centers > 1:
+    if recipe.centers.soft:
         return [
-            f"Sub-centers: {recipe.centers} per class is the paper's for noisy labels, a guess for yours; clean "
-            f"data and small classes want 1. They are {recipe.centers} times the rows: "
-            f"{recipe.centers * advice.classes:,} instead of {advice.classes:,}."
+            f"Soft centers: {recipe.centers.count} per class is the paper's, for classes that look several ways; a "
+            "class that does not lets its centers grow together. They are "
+            f"{recipe.centers.count} times the rows: {recipe.centers.count * advice.classes:,} instead of "
+            f"{advice.classes:,}."
+        ]
+    if recipe.centers.count > 1:
+        return [
+            f"Sub-centers: {recipe.centers.count} per class is the paper's for noisy labels, a guess for yours; "
+            f"clean data and small classes want 1. They are {recipe.centers.count} times the rows: "
+            f"{recipe.centers.count * advice.classes:,} instead of {advice.classes:,}."
         ]
     return []

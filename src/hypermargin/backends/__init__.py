@@ -12,6 +12,7 @@ from hypermargin.backends.base import (
     Rivals,
     backend_names,
     find_backend,
+    fitted,
     register_backend,
 )
 from hypermargin.backends.chunked import Chunked
@@ -30,6 +31,7 @@ __all__ = [
     "backend_names",
     "explain_backend",
     "find_backend",
+    "fitted",
     "register_backend",
 ]
 

@@ -11,8 +11,9 @@ from hypermargin.backends.base import PLAIN, Backend, Call, Rivals, find_backend
 from hypermargin.backends.chunked import Chunked
 from hypermargin.backends.dense import Dense
 from hypermargin.backends.fused import Triton, is_tested_on
+from hypermargin.centers import Centers
 from hypermargin.layout import ClassTable
-from hypermargin.rules import RuleAtRows
+from hypermargin.rules import SOFTMAX, Rule, RuleAtRows
 
 # Up to this many logits holding the N×C matrix is faster than computing it in blocks, by device type. On a GPU it
 # is faster by 10 to 30 % without end, but takes some 20 bytes per logit.
@@ -54,7 +55,7 @@ class Auto:
 
     def _choice(self, call: Call) -> tuple[Backend, str]:
         rows, classes = call.rows, call.classes
-        if call.dtype == torch.float32 and call.rule.is_softmax and is_tested_on(call.device):
+        if call.dtype == torch.float32 and _is_plain(call) and is_tested_on(call.device):
             if torch.is_autocast_enabled("cuda"):
                 if rows * min(classes, 64) <= FUSED_LABELS * classes:
                     return Triton(), f"{LOGITS} under autocast: computed in tiles, measured as the fastest."
@@ -77,8 +78,13 @@ class Auto:
     ) -> Rivals:
         """Return the rivals of `f` (N, d), by the backend chosen for this call."""
         rule = PLAIN if rule is None else rule
-        call = Call(f.shape[0], table.weight.shape[0], f.device, f.dtype, f.shape[1], rule.rule)
+        call = Call(f.shape[0], table.weight.shape[0], f.device, f.dtype, f.shape[1], rule.rule, table.centers)
         return self.fitted(call)(f, table, rule, rival_sum=rival_sum, hardest=hardest)
+
+
+def _is_plain(call: Call) -> bool:
+    """Return whether a call is about what the fused kernels know."""
+    return call.rule.is_softmax and not call.centers.pooled
 
 
 def explain_backend(
@@ -88,12 +94,15 @@ def explain_backend(
     device: torch.device | str = "cpu",
     dim: int = 512,
     world_size: int = 1,
+    rule: Rule = SOFTMAX,
+    centers: int | Centers = 1,
 ) -> str:
     """Return a sentence that says which backend a call of that size uses, and why.
 
     `dim` affects how much the fused backend can keep for the backward. With a `world_size` above 1 the classes are
     split over that many ranks (`Shard`), each with `rows` rows, and the bytes that each rank sends per step are
-    given too, for float32 features and bounded logits; `hypermargin.parallel.traffic` counts other cases.
+    given too, for float32 features and bounded logits; `hypermargin.parallel.traffic` counts other cases. `rule`
+    and `centers` are the head's; with several centers `classes` are rows of the weight.
     """
     checks.count("rows", rows, 0)
     checks.count("classes", classes)
@@ -102,9 +111,9 @@ def explain_backend(
 
         sent = traffic(rows, dim, world_size)
         each = -(-classes // world_size)
-        of_one = explain_backend(rows * world_size, each, backend, device, dim)
+        of_one = explain_backend(rows * world_size, each, backend, device, dim, rule=rule, centers=centers)
         return f"{of_one} Each of {world_size} ranks holds {each:,} classes and sends {sent}."
-    call = Call(rows, classes, torch.device(device), dim=dim)
+    call = Call(rows, classes, torch.device(device), dim=dim, rule=rule, centers=Centers.of(centers))
     found = find_backend(backend)
     if isinstance(found, Auto):
         return found.explain(call)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hypermargin import checks
+from hypermargin.centers import ONE, Centers
 from hypermargin.layout import ClassTable, Layout
 from hypermargin.numerics import wide_dtype
 from hypermargin.rules import SOFTMAX, Rule, RuleAtRows
@@ -20,10 +21,14 @@ PLAIN = SOFTMAX.at()  # every rival counts as its plain logit
 
 
 class Rivals(NamedTuple):
-    """What a backend returns, for z_ij = ⟨f_i, w̃_j⟩ and a table of C·K rows."""
+    """What a backend returns, for z_ij = ⟨f_i, w̃_j⟩ and a table of C·K rows.
+
+    Rivals are counted in columns: the rows of the table, or with `table.centers.pooled` its classes, whose z is
+    `centers.score` of those of their rows.
+    """
 
     rows: Tensor  # (N, L·K, d)  w̃ of the labels; an arbitrary row where the label is not in the table
-    rivals: Tensor  # (N,)  R: the rule's aggregate of ρ_ij + b_j over the rows that are not labels of i
+    rivals: Tensor  # (N,)  R: the rule's aggregate of ρ_ij + b_j over the columns that are not labels of i
     rival_sum: Tensor | None  # (N,)  the sum of the same z_ij + b_j, if asked for
     hardest: Tensor | None  # (N,)  their maximum, whatever the rule, detached, if asked for
 
@@ -39,7 +44,7 @@ class Seen(NamedTuple):
 
 
 class Call(NamedTuple):
-    """The sizes, device, dtype and rule of a call, which a backend is chosen by before the call is made."""
+    """The sizes, device, dtype, rule and centers of a call, which a backend is chosen by before it is made."""
 
     rows: int
     classes: int  # rows of the table
@@ -47,13 +52,14 @@ class Call(NamedTuple):
     dtype: torch.dtype = torch.float32  # of the scaled features
     dim: int = 512
     rule: Rule = SOFTMAX
+    centers: Centers = ONE
 
     @staticmethod
-    def of(batch: Batch, weight: Tensor, layout: Layout, rule: Rule = SOFTMAX, centers: int = 1) -> Call:
+    def of(batch: Batch, weight: Tensor, layout: Layout, rule: Rule = SOFTMAX, centers: Centers = ONE) -> Call:
         """Return the description of the call on a batch; with several ranks, it is the same on each."""
         rows, dim = batch.features.shape
-        classes = layout.busiest(weight.shape[0] // centers) * centers
-        return Call(rows, classes, weight.device, wide_dtype(batch.features, weight), dim, rule)
+        classes = layout.busiest(weight.shape[0] // centers.count) * centers.count
+        return Call(rows, classes, weight.device, wide_dtype(batch.features, weight), dim, rule, centers)
 
 
 class Backend(Protocol):
@@ -62,6 +68,9 @@ class Backend(Protocol):
     `testing.check_backend` compares any backend with the definition, which is `Dense` in float64. One autograd node
     (or plain autograd) owns the weight's gradient, the label rows' share included; dR/dz is exactly 0 at label
     columns; gradients have the dtypes of what they belong to.
+
+    One that has `knows_pools = True` counts classes as rivals where `table.centers.pooled` says so; others are not
+    asked to.
 
     For heads with two unit sides, one label per row and nothing else a backend may also have `whole_loss`, as dense
     and the fused one do, and `look(x, weight, labels, ignored, scale) -> Seen`, as the fused one does. `whole_loss`
@@ -110,6 +119,17 @@ def register_backend(name: str, make: Callable[[], Backend]) -> None:
 def backend_names() -> list[str]:
     """Return the names that `backend=` takes."""
     return list(_REGISTRY)
+
+
+def fitted(backend: str | Backend, call: Call) -> Backend:
+    """Return the backend of that name, or the object itself, fitted to a call; ValueError if it cannot do it."""
+    found = find_backend(backend).fitted(call)
+    if call.centers.pooled and not getattr(found, "knows_pools", False):
+        raise ValueError(
+            f'backend={found!r} counts every center of a class as a rival, and centers={call.centers}. Use "auto", '
+            "or say knows_pools = True in your backend once it goes by table.centers."
+        )
+    return found
 
 
 def find_backend(backend: str | Backend) -> Backend:

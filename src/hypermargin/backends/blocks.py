@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hypermargin.backends.crew import in_order, threads_for
+from hypermargin.backends.pool import Pool
 from hypermargin.numerics import far_from_limits, unit
 from hypermargin.rules import SOFTMAX, RuleAtRows
 from hypermargin.rules._aggregates import Additive
@@ -90,7 +91,7 @@ def _mask_labels(z: Tensor, local: Tensor, block: slice, value: float) -> Tensor
 
 def rule_at_rows(rule: str, length: Tensor | None, threshold: Tensor | None) -> RuleAtRows:
     """Return the rule that was given as text, with its numbers per row; "" is the softmax rule."""
-    return RuleAtRows(from_text(rule), length, threshold) if rule else RuleAtRows(SOFTMAX)
+    return RuleAtRows(from_text(rule) if rule else SOFTMAX, length, threshold)
 
 
 def _needs_no_maximum(f: Tensor, weight: Tensor, bias: Tensor | None, unit_weight: bool) -> bool:
@@ -123,6 +124,7 @@ def forward(
     kept: int,
     operands: str,
     rule: str,
+    pool: str,
     length: Tensor | None,
     threshold: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -134,7 +136,7 @@ def forward(
     N, C = f.shape[0], weight.shape[0]
     kind = _operand_dtype(f, operands)
     exact = torch.float32 if f.device.type == "mps" else torch.float64  # dtype of the few vectors that are summed
-    at_rows = rule_at_rows(rule, length, threshold)
+    at_rows, of_classes = rule_at_rows(rule, length, threshold), Pool(pool, local, length)
     aggregate = at_rows.rule.aggregate
     plain = at_rows.rule.is_softmax and _needs_no_maximum(f, weight, bias, unit_weight)
     norms, exps = f.new_empty(C if unit_weight else 0), f.new_empty(N * kept)
@@ -146,7 +148,7 @@ def forward(
 
     def part(number: int) -> tuple[Tensor, ...]:
         """Return Σ exp(z − max) of one block, its maximum, and Σ w̃ and its hardest where they are wanted."""
-        block = blocks[number]
+        block, columns = blocks[number], of_classes.columns(blocks[number])
         if unit_weight:
             norms[block] = _norms(weight[block], f.dtype)
         w, inverse = _block(weight[block], norms[block] if unit_weight else None, kind)
@@ -155,15 +157,17 @@ def forward(
         z = _product(f, w.T, space.view(N, size))
         if inverse is not None:
             z *= inverse
+        z = of_classes.score(z)
         its_top, its_total = top, total
         if hardest and not at_rows.is_identity:
-            its_top = _mask_labels(z.clone() if bias is None else z + bias[block], local, block, -math.inf).amax(1)
+            raw = z.clone() if bias is None else z + bias[columns]
+            its_top = _mask_labels(raw, of_classes.labels, columns, -math.inf).amax(1)
         z = at_rows.rho(z)
         if bias is not None:
-            z += bias[block]
+            z += bias[columns]
         if want_total:
             its_total = w.sum(0, dtype=f.dtype) if inverse is None else inverse @ w
-        _mask_labels(z, local, block, -math.inf)
+        _mask_labels(z, of_classes.labels, columns, -math.inf)
         if hardest and at_rows.is_identity:
             its_top = z.amax(1)
         its_largest = largest
@@ -174,7 +178,7 @@ def forward(
         else:
             its_largest = z.amax(1)
             finite = its_largest.masked_fill(its_largest == -math.inf, 0.0)  # no rival in the block
-            _mask_labels(_exp(z.sub_(finite[:, None])), local, block, 0.0)
+            _mask_labels(_exp(z.sub_(finite[:, None])), of_classes.labels, columns, 0.0)
         found = z.sum(1), its_largest, its_total, its_top
         buffers.give_back(buffer)
         return found
@@ -235,6 +239,7 @@ def backward(
     kept: int,
     operands: str,
     rule: str,
+    pool: str,
     length: Tensor | None,
     threshold: Tensor | None,
     need_f: bool,
@@ -246,7 +251,7 @@ def backward(
     df = torch.zeros_like(f) if need_f else f.new_empty(0)
     dW = torch.empty_like(weight) if need_weight else weight.new_empty(0)
     db = torch.zeros_like(bias) if bias is not None and need_bias else f.new_empty(0)
-    at_rows = rule_at_rows(rule, length, threshold)
+    at_rows, of_classes = rule_at_rows(rule, length, threshold), Pool(pool, local, length)
     aggregate = at_rows.rule.aggregate
     by_length = f.new_zeros(0 if length is None else N, 1)
     without_maximum = bool(plain)
@@ -267,7 +272,7 @@ def backward(
 
     def part(number: int) -> tuple[Tensor, Tensor]:
         """Write dW and db of one block and return its parts of df and of the gradient by |f|."""
-        block = blocks[number]
+        block, columns = blocks[number], of_classes.columns(blocks[number])
         size, buffer = block.stop - block.start, buffers.take()
         w, inverse = _block(weight[block], norms[block] if unit_weight else None, kind)
         P, its_df, its_length = buffer[: N * size].view(N, size), df, by_length
@@ -277,19 +282,24 @@ def backward(
             P = _product(f, w.T, P)
             if inverse is not None:
                 P *= inverse
-            z, P = P, at_rows.rho(P)
+            by_row, z = P, of_classes.score(P)
+            P = at_rows.rho(z)
             if bias is not None:
-                P += bias[block]
+                P += bias[columns]
             if isinstance(aggregate, Additive):
                 P = aggregate.gradient(P, rivals)
             else:
                 P = P.exp_() if without_maximum else _exp(P.sub_(shift))
-            _mask_labels(P, local, block, 0.0)
+            _mask_labels(P, of_classes.labels, columns, 0.0)
         if need_bias and bias is not None:
-            db[block] = (factor.squeeze(1) @ P).to(bias.dtype)
+            db[columns] = (factor.squeeze(1) @ P).to(bias.dtype)
         if not at_rows.is_identity:
             its_length = (P * at_rows.slope_by_length(z)).sum(1, keepdim=True)
             P *= at_rows.slope(z)
+        if pool:
+            more = of_classes.by_length(P, by_row)
+            its_length = its_length if more is None else more if at_rows.is_identity else its_length + more
+            P = of_classes.spread(P, by_row)
         if inverse is not None:
             P *= inverse
         P = P.to(by_kind)
@@ -298,10 +308,10 @@ def backward(
         if need_weight:
             in_place = by_kind == f.dtype == dW.dtype
             G = _product(P.T, weighted_f.to(by_kind), dW[block] if in_place else f.new_empty(size, d))
-            columns = flat_local - block.start
-            here = ((columns >= 0) & (columns < size)).to(f.dtype)
-            columns = columns.clamp(0, size - 1)
-            G.index_add_(0, columns, flat_rows * (here if inverse is None else here * inverse[columns])[:, None])
+            places = flat_local - block.start
+            here = ((places >= 0) & (places < size)).to(f.dtype)
+            places = places.clamp(0, size - 1)
+            G.index_add_(0, places, flat_rows * (here if inverse is None else here * inverse[places])[:, None])
             if by_total is not None:
                 G += by_total if inverse is None else torch.outer(inverse, by_total)
             if unit_weight:  # remove the part along ŵ, which would only change |W_j|: G − ŵ⟨ŵ, G⟩
@@ -324,7 +334,7 @@ def backward(
     def add(found: tuple[Tensor, Tensor]) -> None:
         if need_f:
             df.add_(found[0])
-        if not at_rows.is_identity:
+        if length is not None:
             by_length.add_(found[1])
 
     in_order(len(blocks), threads_for(f.device, len(blocks)), part, add)

@@ -21,7 +21,7 @@ them. A second derivative (or torch.func) uses the dense formula, and its memory
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -35,6 +35,7 @@ from hypermargin.backends.dense import (
     differentiable_gradients,
     sum_of_rivals,
 )
+from hypermargin.centers import ONE, from_text
 from hypermargin.layout import ClassTable
 from hypermargin.numerics import apply
 from hypermargin.rules import RuleAtRows
@@ -57,6 +58,7 @@ class Chunked:
     chunk: int | None = None
     keep: int = 64
     operands: str | None = None
+    knows_pools: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.chunk is not None:
@@ -98,14 +100,18 @@ class Chunked:
         """Return the rivals of `f` (N, d), block by block."""
         rule = PLAIN if rule is None else rule
         weight, chunk = table.weight, self.chunk or chunk_for(f.shape[0], table.weight.shape[0], f.device)
+        pooled = table.centers.pooled
+        if pooled:  # the classes of a block are whole
+            chunk = -(-chunk // table.centers.count) * table.centers.count
         local = table.local if table.inside is None else table.local.masked_fill(~table.inside, -1)  # in no block
         kept = 0
-        if f.device.type == "cpu" and learns(f, weight) and rule.rule.is_softmax:
+        if f.device.type == "cpu" and learns(f, weight) and rule.rule.is_softmax and not pooled:
             held = self.keep * 2**20 // (max(f.shape[0], 1) * f.element_size())
             kept = min(held // chunk * chunk, weight.shape[0])
         inputs = (
-            f, weight, table.bias, local, table.unit, rival_sum, hardest, chunk, kept, self.operands or "",
-            "" if rule.rule.is_softmax else to_text(rule.rule), rule.length, rule.threshold,
+            f, weight, table.column_bias(), local, table.unit, rival_sum, hardest, chunk, kept, self.operands or "",
+            "" if rule.rule.is_softmax else to_text(rule.rule), table.centers.text if pooled else "",
+            rule.length, rule.threshold,
         )  # fmt: skip
         # Without a gradient torch.compile cannot follow the node, nor is it needed.
         direct = torch.compiler.is_compiling() and not learns(f, weight, table.bias)
@@ -152,7 +158,7 @@ class _Node(torch.autograd.Function):
         ctx: Any, by_rows: Tensor | None, by_rivals: Tensor | None, by_total: Tensor | None, *_: None
     ) -> tuple[Any, ...]:
         f, weight, bias, local, length, threshold, rivals, norms, plain, exps = ctx.saved_tensors
-        unit_weight, want_total, _, chunk, kept, operands, rule = ctx.settings
+        unit_weight, want_total, _, chunk, kept, operands, rule, pool = ctx.settings
         by_rows = f.new_zeros(*local.shape, f.shape[1]) if by_rows is None else by_rows
         by_rivals = torch.zeros_like(rivals) if by_rivals is None else by_rivals
         by_total = by_total if want_total else None  # torch.compile may pass an empty tensor
@@ -160,13 +166,13 @@ class _Node(torch.autograd.Function):
         grads: tuple[Tensor | None, ...]
         if torch.is_grad_enabled():
             rivals = _Node.apply(f, weight, bias, local, *ctx.settings, length, threshold)[1]
-            table = ClassTable(weight, unit_weight, bias, local)
+            table = ClassTable(weight, unit_weight, bias, local, centers=from_text(pool) if pool else ONE)
             at_rows = blocks.rule_at_rows(rule, length, threshold)
             grads = differentiable_gradients(f, table, at_rows, rivals, by_rows, by_rivals, by_total)
         else:
             grads = blocks.backward(
                 f, weight, bias, local, rivals, norms, plain, exps, by_rows, by_rivals, by_total, unit_weight,
-                chunk, kept, operands, rule, length, threshold, *needed[:3],
+                chunk, kept, operands, rule, pool, length, threshold, *needed[:3],
             )  # fmt: skip
         df, dW, db = (grad if need else None for grad, need in zip(grads, needed[:3], strict=False))
-        return df, dW, db, *[None] * 8, grads[3] if needed[-2] else None, None
+        return df, dW, db, *[None] * 9, grads[3] if needed[-2] else None, None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +26,7 @@ class Dense:
     """
 
     operands: str | None = None
+    knows_pools: ClassVar[bool] = True
 
     def fitted(self, call: Call) -> Dense:
         """Return the backend with autocast's dtype for the operands: it can do every call that fits into memory."""
@@ -51,11 +52,13 @@ class Dense:
         rule = PLAIN if rule is None else rule
         w = widen(table.weight, f.dtype)
         w = unit(w) if table.unit else w
-        z = self._products(f, w)
-        if rule.length is None:  # ρ is the identity
-            z = raw = _without_labels(_plus(z, table.bias), table)
+        z, bias = self._products(f, w), table.column_bias()
+        if table.centers.pooled:
+            z = table.centers.score(table.centers.by_class(z), rule.length)
+        if rule.is_identity:
+            z = raw = _without_labels(_plus(z, bias), table)
         else:
-            raw, z = (_without_labels(_plus(each, table.bias), table) for each in (z, rule.rho(z)))
+            raw, z = (_without_labels(_plus(each, bias), table) for each in (z, rule.rho(z)))
         return Rivals(
             table.label_rows(w),
             # The gradient of logsumexp is NaN in a row without rivals, but every entry of that row is masked.
@@ -130,9 +133,10 @@ def _plus(z: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _without_labels(z: Tensor, table: ClassTable) -> Tensor:
-    if table.inside is None:
-        return z.scatter(1, table.local, -math.inf)
-    return z.masked_fill(label_mask(table.local, table.inside, z.shape[1]), -math.inf)
+    columns, inside = table.label_columns()
+    if inside is None:
+        return z.scatter(1, columns, -math.inf)
+    return z.masked_fill(label_mask(columns, inside, z.shape[1]), -math.inf)
 
 
 def label_mask(local: Tensor, inside: Tensor, classes: int) -> Tensor:
@@ -163,19 +167,28 @@ def differentiable_gradients(
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:  # fmt: skip
     """Return df, dW, db and the gradient of |f| by operations that can be differentiated again, in dense memory.
 
-    It is used for the second derivative of a backend's node; `table.local` is −1 where a label is not inside.
+    It is used for the second derivative of a backend's node; `table.local` is −1 where a label is not inside, and
+    `table.bias` has an entry for each column that rivals are counted in.
     """
-    weight, bias, local = table.weight, table.bias, table.local
+    weight, bias, local, centers = table.weight, table.bias, table.local, table.centers
     wide = weight.to(f.dtype)
     w = unit(wide) if table.unit else wide
     z = f @ w.T
-    off = label_mask(local, local >= 0, weight.shape[0])
+    columns, by_center = table.label_columns()[0], centers.by_class(z) if centers.pooled else None
+    if by_center is not None:
+        z = centers.score(by_center, rule.length)
+    off = label_mask(columns, columns >= 0, z.shape[1])
     P = rule.rule.aggregate.gradient(_plus(rule.rho(z), bias), rivals).masked_fill(off, 0.0) * by_rivals[:, None]
     db = None if bias is None else P.sum(0).to(bias.dtype)
     by_length = None
     if not rule.is_identity:
         by_length = (P * rule.slope_by_length(z)).sum(1, keepdim=True)
         P = P * rule.slope(z)
+    if by_center is not None:
+        if rule.length is not None and centers.soft:
+            more = (P * centers.slope_by_length(by_center, rule.length)).sum(1, keepdim=True)
+            by_length = more if by_length is None else by_length + more
+        P = centers.spread(P, by_center, rule.length).flatten(1)
     G = (P.T @ f).index_add(0, local.clamp(min=0).flatten(), by_rows.reshape(-1, f.shape[1]))
     if by_total is not None:
         G = G + by_total

@@ -21,6 +21,7 @@ except ModuleNotFoundError as missing:
 from hypermargin.cli import (  # noqa: F401  # importing a command registers it
     advise,
     bench,
+    clean,
     compare,
     data,
     embed,

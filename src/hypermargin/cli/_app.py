@@ -73,7 +73,10 @@ def in_flags(text: str, parameters: Sequence[Any]) -> str:
 
 
 # Arguments of create_head that a user of the command line may set.
-OF_A_HEAD = "scale", "bias", "unit_features", "unit_weight", "centers", "learn_scale", "scale_floor", "learn_margin"
+OF_A_HEAD = (
+    "scale", "bias", "unit_features", "unit_weight", "centers", "pool", "learn_scale", "scale_floor",
+    "learn_margin",
+)  # fmt: skip
 
 
 @contextmanager

@@ -32,6 +32,10 @@ class Shared(NamedTuple):
     classes: Annotated[
         int | None, typer.Option(help="How many classes there must be, to notice a missing shard.")
     ] = None
+    centers: Annotated[
+        int | None,
+        typer.Option(help="Rows per class, for files that do not say how many centers a class has.", min=1),
+    ] = None
     rows_only: Annotated[
         bool, typer.Option("--rows-only", help="Drop bias and margins that the format cannot hold.")
     ] = False
@@ -76,7 +80,9 @@ def read(files: list[Path], shared: Shared) -> Weights:
     """Read what the command works on."""
     from hypermargin import heads
 
-    return heads.read(files, prefix=shared.prefix, classes=shared.classes, allow_older=shared.allow_older)
+    return heads.read(
+        files, prefix=shared.prefix, classes=shared.classes, centers=shared.centers, allow_older=shared.allow_older
+    )
 
 
 def finish(weights: Weights, before: int, ids: Tensor, out: Path, ids_out: Path | None, shared: Shared) -> None:

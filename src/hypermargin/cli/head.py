@@ -23,6 +23,9 @@ app.add_typer(head, name="head")
 Files = Annotated[
     list[Path], typer.Argument(help="A file (.pt, .safetensors, .npy), shards, their folder, or a run's folder.")
 ]
+Centers = Annotated[
+    int | None, typer.Option(help="Rows per class, for files that do not say how many centers a class has.", min=1)
+]
 Prefix = Annotated[str, typer.Option(help='Where the head is a layer of a model: its name, as "fc.".')]
 Out = Annotated[Path, typer.Option("--out", "-o", help="The file to write: .safetensors, .pt or .npy.")]
 IdsOut = Annotated[Path | None, typer.Option(help="Also a .csv file old,new of the ids; −1: removed.")]
@@ -40,6 +43,7 @@ def info(
         int | None, typer.Option(help=f"Nearest pairs of classes to list; default 5 up to {ALL_PAIRS:,} classes.")
     ] = None,
     prefix: Prefix = "",
+    centers: Centers = None,
     allow_older: Annotated[bool, typer.Option("--allow-older", help=ALLOW_OLDER)] = False,
 ) -> None:
     """Classes, dim, lengths, rows that are zero or NaN, nearest pairs of classes, missing shards.
@@ -49,6 +53,7 @@ def info(
       hypermargin head info head.safetensors
       hypermargin head info work_dirs/ms1mv3_r50 --nearest 20
       hypermargin head info model.pt --prefix fc.
+      hypermargin head info rows.npy --centers 3
     """
     import torch
 
@@ -58,16 +63,21 @@ def info(
 
     with complaints():
         found = find(files)
-        parts = sorted((read_one(path, prefix, allow_older) for path in found.paths), key=_first)
+        parts = sorted((read_one(path, prefix, allow_older, centers) for path in found.paths), key=_first)
         held = [part.rest.pop("classes_held").tolist() for part in parts if "classes_held" in part.rest]
         weights = join(parts) if len(parts) > 1 else parts[0]
         ids = torch.arange(weights.classes)
         if len(held) == len(parts):
             ids = torch.cat([torch.arange(start, stop) for start, stop, *_ in held])
         size = lengths(weights.weight)
-        bad = torch.stack([~t.isfinite().reshape(len(t), -1).all(1) for t in weights.rows().values()]).any(0)
+        zero = (size == 0).view(-1, weights.centers).any(1)
+        by_class = [t.reshape(weights.classes, -1) for t in weights.rows().values()]
+        bad = torch.stack([~t.isfinite().all(1) for t in by_class]).any(0)
         top = nearest if nearest is not None else 5 if weights.classes <= ALL_PAIRS else 0
-        pairs = [Pair(int(ids[a]), int(ids[b]), c) for a, b, c in nearest_pairs(weights.weight, top)]
+        pairs = [
+            Pair(int(ids[a]), int(ids[b]), c)
+            for a, b, c in nearest_pairs(weights.weight, top, centers=weights.centers)
+        ]
     sizes = sum(path.stat().st_size for path in found.paths if path.is_file())
     say("format", f"{weights.format}, {sizes:,} bytes" if sizes else weights.format)
     if found.ranks:
@@ -76,18 +86,20 @@ def info(
     for start, stop, total, rank, world in held:
         say("slice", f"classes {start}:{stop} of {total:,}, rank {rank} of {world}")
     say("classes", f"{weights.classes:,}" + (" in these shards" if found.missing else ""))
+    if weights.centers > 1:
+        say("centers", f"{weights.centers} per class")
     say("dim", f"{weights.dim:,}")
     say("dtype", str(weights.weight.dtype).removeprefix("torch."))
     say("holds", ", ".join(weights.entries()))
     good = size[size.isfinite()]
     if len(good):
         say("lengths", f"{good.min():.4g} least, {good.median():.4g} median, {good.max():.4g} largest")
-    say("zero rows", rows_of(ids[size == 0]))
+    say("zero rows", rows_of(ids[zero]))
     say("NaN or inf", rows_of(ids[bad]))
     if pairs:
         show([table("nearest pairs of classes", pairs)])
     elif nearest is None and weights.classes > ALL_PAIRS:
-        minutes = weights.classes**2 * weights.dim / 6e12  # at 100 GFLOP/s, each pair once
+        minutes = len(weights.weight) ** 2 * weights.dim / 6e12  # at 100 GFLOP/s, each pair once
         say("nearest", f"not compared; --nearest 5 takes {minutes:,.0f} minutes or so")
 
 
@@ -185,7 +197,7 @@ def merge(
     if groups is not None:
         found = _heads.read_groups(groups)
     else:
-        pairs = heads.nearest_pairs(weights.weight, above=above)
+        pairs = heads.nearest_pairs(weights.weight, above=above, centers=weights.centers)
         found = heads.groups_of(pairs)
         if not found:
             raise ValueError(f"no two classes have a cosine of {above:g} or more; nothing to merge.")

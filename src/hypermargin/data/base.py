@@ -68,6 +68,7 @@ class Data:
     open_set: bool = True
     augment: str = "none"  # what suits these data, in the words of `data.augment`
     bad: list[Bad] = field(default_factory=list)
+    origin: tuple[Source, Rows] | None = None  # of samples that were decoded: their files, and the row there
 
     def __post_init__(self) -> None:
         if len(self.labels) != len(self.samples):
@@ -77,7 +78,7 @@ class Data:
         counts = np.bincount(self.labels, minlength=len(self.classes))
         if (counts == 0).any():
             empty = [self.classes[i] for i in np.flatnonzero(counts == 0)]
-            raise DataError(f"{self.name}: {_some(empty)} without any sample. Remove the label or add samples.")
+            raise DataError(f"{self.name}: {some(empty)} without any sample. Remove the label or add samples.")
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -92,6 +93,9 @@ class Data:
 
     def where(self, row: int) -> str:
         """Return a sample's name for messages."""
+        if self.origin is not None:
+            source, rows = self.origin
+            return source.where(int(rows[row]))
         return f"{self.name}, sample {row}" if isinstance(self.samples, np.ndarray) else self.samples.where(row)
 
 
@@ -101,6 +105,7 @@ def from_names(names: list[str]) -> tuple[Rows, tuple[str, ...]]:
     return labels.astype(np.int64), tuple(map(str, classes))
 
 
-def _some(names: list[str], most: int = 5) -> str:
+def some(names: list[str], most: int = 5) -> str:
+    """Say how many labels these are, and which the first few are."""
     shown = ", ".join(names[:most])
     return f"{len(names)} labels ({shown}{', …' if len(names) > most else ''})" if names[1:] else f"label {shown}"

@@ -57,7 +57,8 @@ def decode_once(
                 told = 10 * done // len(source)
                 say(f"decoded {done} of {len(source)} images")
     rows = np.concatenate(kept)
-    return select(dataclasses.replace(data, bad=bad), rows, samples[:done])
+    named = dataclasses.replace(data, bad=bad, origin=(source, np.arange(len(source), dtype=np.int64)))
+    return select(named, rows, samples[:done])
 
 
 def select(data: Data, rows: Rows, samples: Array | Source) -> Data:
@@ -70,6 +71,7 @@ def select(data: Data, rows: Rows, samples: Array | Source) -> Data:
         labels=labels.astype(np.int64),
         classes=tuple(data.classes[i] for i in used),
         parts=None if data.parts is None else data.parts[rows],
+        origin=None if data.origin is None else (data.origin[0], data.origin[1][rows]),
     )
 
 

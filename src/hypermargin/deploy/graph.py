@@ -44,7 +44,7 @@ class Whole(nn.Module):
             self.centers = head.settings.centers
             self.bias = None
             if head.bias is not None:  # one per row, of one per class or one for all
-                self.bias = head.bias.detach().float().expand(head.classes).repeat_interleave(self.centers)
+                self.bias = head.bias.detach().float().expand(head.classes).repeat_interleave(self.centers.count)
             self.scale, self.unit_features = float(head.current_scale().detach()), head.settings.unit_features
 
     def forward(self, samples: Tensor) -> dict[str, Tensor]:
@@ -54,11 +54,19 @@ class Whole(nn.Module):
         found = {"embedding": direction.to(self.dtype), "norm": length.squeeze(1)}
         if self.weight is not None:
             f = direction if self.unit_features else x
-            z = F.linear(self.scale * f, self.weight, self.bias)
-            if self.centers > 1:  # a class is as near as its nearest center
-                z = z.reshape(-1, len(self.weight) // self.centers, self.centers).amax(-1)
+            f = self.scale * f
+            z = F.linear(f, self.weight, self.bias)
+            if self.centers.soft:
+                z = self._of_classes(f, F.linear(f, self.weight))
+            elif self.centers.count > 1:  # a class is as near as its nearest center
+                z = self.centers.by_class(z).amax(-1)
             found["probability"] = z.softmax(-1)
         return found
+
+    def _of_classes(self, f: Tensor, z: Tensor) -> Tensor:
+        """Compute the logits of classes whose centers all have a part in them."""
+        found = self.centers.score(self.centers.by_class(z), polar(f)[1])
+        return found if self.bias is None else found + self.bias[:: self.centers.count]
 
 
 def trace(whole: Whole, samples: Tensor) -> torch.export.ExportedProgram:

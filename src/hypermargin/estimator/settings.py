@@ -72,8 +72,8 @@ def why_not(recipe: Recipe) -> str | None:
         return 'it goes by how frequent classes are. class_weight="balanced" evens them out here'
     if recipe.rule != SOFTMAX:
         return f"its rivals count by the rule {recipe.rule.name}, and here by softmax's alone"
-    if recipe.centers > 1:
-        return f"it has {recipe.centers} centers per class, and here a class has one vector"
+    if recipe.centers.count > 1:
+        return f"it has {recipe.centers.count} centers per class, and here a class has one vector"
     if type(recipe.margin).row_margin is not Margin.row_margin:
         return "its margin is one of each row, by the length of its feature or drawn, while a network learns"
     if recipe.learn_margin:

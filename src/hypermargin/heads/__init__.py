@@ -5,6 +5,7 @@ What changes a head or `Weights` works in place and returns the new id of every 
 """
 
 from hypermargin.heads.change import add_classes, by_name, merge_classes, remove_classes, reorder_classes
+from hypermargin.heads.cleaning import Cleaned, dominant_centers
 from hypermargin.heads.convert import head_from, restore_optimizer, weights_of
 from hypermargin.heads.foreign import from_linear, from_metric_learning, to_linear, to_metric_learning
 from hypermargin.heads.look import Pair, groups_of, nearest_pairs
@@ -14,10 +15,12 @@ from hypermargin.heads.weights import Weights
 from hypermargin.heads.writing import write
 
 __all__ = [
+    "Cleaned",
     "Pair",
     "Weights",
     "add_classes",
     "by_name",
+    "dominant_centers",
     "from_linear",
     "from_metric_learning",
     "groups_of",

@@ -13,7 +13,7 @@ from hypermargin.head import MarginHead
 from hypermargin.heads.convert import Optimizers
 from hypermargin.heads.look import lengths
 from hypermargin.heads.moving import Plan, check_ids, install, removing
-from hypermargin.heads.weights import Weights, by_class
+from hypermargin.heads.weights import Weights, by_class, centers_of, classes_of, refuse_centers
 
 Target = MarginHead | Weights
 
@@ -32,34 +32,37 @@ def add_classes(
     """Add classes after the old ones: random rows like a fresh head's, or one from the embeddings of each label.
 
     - embeddings (N, dim), labels (N,): every label becomes a class, in the order of the labels. Its row is the mean
-      direction of its embeddings, as long as the old rows are in the mean.
+      direction of its embeddings, as long as the old rows are in the mean. Of several centers this is the first;
+      each other is that of its embeddings which is farthest from the centers before it, or random where there are
+      no more.
     - m: theirs, where margins go by class: one for all of them, or one each; default the margin's own
     - seed: for random rows; None draws from torch's generator
 
     Bias and optimiser state begin at 0. Adam's count of steps is one for all rows (but in SampledAdamW), so a new
     row's first steps are longer, up to (1 − β1)/√(1 − β2) times: 3 with its defaults.
     """
-    classes, dim = by_class(target)["weight"].shape
+    classes, dim, K = classes_of(target), target.weight.shape[1], centers_of(target)
+    generator = None if seed is None else torch.Generator().manual_seed(seed)
     if embeddings is None and labels is None:
         if count is None:
             raise ValueError("count is missing: say how many classes to add, or give embeddings and labels.")
         checks.count("count", count)
-        generator = None if seed is None else torch.Generator().manual_seed(seed)
-        rows = torch.randn(count, dim, generator=generator) * dim**-0.5  # as MarginHead.reset_parameters
+        rows = torch.randn(count * K, dim, generator=generator) * dim**-0.5  # as MarginHead.reset_parameters
     else:
         if embeddings is None or labels is None:
             raise ValueError("embeddings and labels belong together; one of them is missing.")
-        rows = _mean_rows(embeddings, labels, target.weight)
-        if count not in (None, len(rows)):
-            raise ValueError(f"count is {count}, but labels name {len(rows)} classes. Leave count out.")
-    margins = _margins(target, m, len(rows))
-    plan = Plan(torch.arange(classes), classes + len(rows))
+        rows = _rows_from(embeddings, labels, target.weight, K, generator)
+        if count not in (None, len(rows) // K):
+            raise ValueError(f"count is {count}, but labels name {len(rows) // K} classes. Leave count out.")
+    more = len(rows) // K
+    margins = _margins(target, m, more)
+    plan = Plan(torch.arange(classes), classes + more)
     return install(target, plan, {"weight": rows, "m": margins}, optimizer)
 
 
 def remove_classes(target: Target, ids: Iterable[int] | Tensor, *, optimizer: Optimizers = None) -> Tensor:
     """Remove these classes, whose new id is −1; the others move up and keep their order."""
-    classes = len(by_class(target)["weight"])
+    classes = classes_of(target)
     gone = check_ids("ids", ids, classes)
     if len(gone) == classes:
         raise ValueError(f"ids name all {classes} classes; a head needs at least one.")
@@ -78,7 +81,8 @@ def merge_classes(
     Its row has the mean direction of the rows and their mean length; bias, m and optimiser state are means.
     `counts`, one number per class such as its samples, weighs all of these.
     """
-    classes = len(by_class(target)["weight"])
+    refuse_centers(target, "those of two classes have no order in which to merge them")
+    classes = classes_of(target)
     groups = groups.tolist() if isinstance(groups, Tensor) else groups
     if not isinstance(groups, Iterable):
         raise TypeError(f"groups must be a list of lists of class ids; got {groups!r}.")
@@ -110,7 +114,7 @@ def reorder_classes(
 
     For names, `reorder_classes(head, by_name(now, wanted))`.
     """
-    classes = len(by_class(target)["weight"])
+    classes = classes_of(target)
     if isinstance(new_ids, Mapping):
         moved, to = check_ids("new_ids", new_ids, classes), check_ids("new_ids", new_ids.values(), classes)
         new_ids = torch.arange(classes).index_copy_(0, moved, to)
@@ -146,7 +150,9 @@ def _counts(counts: Sequence[float] | Tensor | None, classes: int) -> Tensor:
     return found
 
 
-def _mean_rows(embeddings: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
+def _rows_from(
+    embeddings: Tensor, labels: Tensor, weight: Tensor, centers: int, generator: torch.Generator | None
+) -> Tensor:
     dim = weight.shape[1]
     checks.instance("embeddings", embeddings, Tensor, "torch.as_tensor(array)")
     checks.instance("labels", labels, Tensor, "torch.as_tensor(array)")
@@ -179,8 +185,25 @@ def _mean_rows(embeddings: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
     length = float(lengths(weight).mean())
     if not 0 < length < float("inf"):
         raise ValueError(f"the old rows have a mean length of {length:g}, which new ones cannot take over.")
-    rows: Tensor = means / size * length
-    return rows
+    rows: Tensor = means / size
+    if centers > 1:
+        rows = torch.cat([_farthest(wide[group == k], rows[k], centers, generator) for k in range(len(rows))])
+    return rows * length
+
+
+def _farthest(units: Tensor, first: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
+    """Return the unit row `first` and count − 1 of `units`, each the farthest from all before it."""
+    found = [first]
+    nearest = units @ first  # the cosine of each to the nearest that was taken
+    for _ in range(count - 1):
+        at = int(nearest.argmin())
+        if nearest[at] > 1 - 1e-9:  # all were taken: a tie would never be broken
+            drawn = torch.randn(first.shape, generator=generator, dtype=first.dtype)
+            found.append(torch.nn.functional.normalize(drawn, dim=0))
+            continue
+        found.append(units[at])
+        nearest = torch.maximum(nearest, units @ units[at])
+    return torch.stack(found)
 
 
 def _margins(target: Target, m: float | Sequence[float] | Tensor | None, count: int) -> Tensor | None:

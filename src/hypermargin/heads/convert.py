@@ -13,7 +13,7 @@ from hypermargin import checks
 from hypermargin.common.optimizer_state import PER_ELEMENT, PER_ROW, goes_by_row
 from hypermargin.family import create_head
 from hypermargin.head import MarginHead
-from hypermargin.heads.weights import Weights, by_class, refuse_centers
+from hypermargin.heads.weights import Weights, by_class, centers_of
 from hypermargin.optim import lay_out
 from hypermargin.recipes import FAMILY
 
@@ -36,7 +36,6 @@ def weights_of(head: MarginHead, optimizer: Optimizers = None) -> Weights:
     number of ranks.
     """
     checks.instance("head", head, MarginHead, "create_head(…)")
-    refuse_centers(head)
     rows = head.by_class()
     rest = dict(head.state_dict())
     found = {name: rest.pop(name) for name in rows}
@@ -57,7 +56,7 @@ def weights_of(head: MarginHead, optimizer: Optimizers = None) -> Weights:
         {name: tensor.detach().cpu().clone() for name, tensor in each.items()} for each in (found, rest, state)
     )
     parts = {name: found.pop(name) for name in list(found) if "." in name}
-    return Weights(**found, rest=rest, state=state, parts=parts)
+    return Weights(**found, rest=rest, state=state, parts=parts, centers=centers_of(head))
 
 
 def goes_by_class(optimizer: Optimizer, key: str, value: object, parameter: Tensor) -> bool:
@@ -93,10 +92,11 @@ def head_from(weights: Weights, name: str, **overrides: Any) -> MarginHead:
     if weights.parts and not counted:
         settings.setdefault("class_counts", torch.ones(weights.classes))  # what came of theirs is in the parts
     settings.setdefault("dtype", weights.weight.dtype)
+    settings.setdefault("centers", weights.centers)
     head = create_head(name, weights.dim, weights.classes, **settings)
     state = head.state_dict()
     held = head.layout.held(head.classes)
-    given = {key: tensor[held.start : held.stop] for key, tensor in rows.items()} | weights.rest
+    given = {key: _of(weights, key, tensor, held) for key, tensor in rows.items()} | weights.rest
     # What was said here goes before what the file says.
     mine = {"scale": "scale", "class_margins": "m", "class_offsets": "offsets"}
     said = {key for setting, key in mine.items() if setting in overrides}
@@ -113,6 +113,12 @@ def head_from(weights: Weights, name: str, **overrides: Any) -> MarginHead:
             )
     head.load_state_dict(state | given)
     return head
+
+
+def _of(weights: Weights, name: str, rows: Tensor, held: range) -> Tensor:
+    """Return the rows of the classes in `held`."""
+    K = weights.per_class(name)
+    return rows[held.start * K : held.stop * K]
 
 
 def _first_margins(m: Tensor, name: str, overrides: dict[str, Any]) -> Tensor:
@@ -135,7 +141,7 @@ def restore_optimizer(optimizer: Optimizer | Sequence[Optimizer], head: MarginHe
     checks.instance("head", head, MarginHead, "head_from(…)")
     rows = by_class(weights)
     held = head.layout.held(head.classes)
-    found = {k: t[held.start : held.stop] for k, t in rows.items() if k in weights.state}
+    found = {k: _of(weights, k, t, held) for k, t in rows.items() if k in weights.state}
     found |= {k: t for k, t in weights.rest.items() if k.startswith("optimizer.")}
     if not found:
         raise ValueError("weights hold no optimiser state: make them with weights_of(head, optimizer).")

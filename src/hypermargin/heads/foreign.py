@@ -9,13 +9,17 @@ import torch
 from torch import nn
 
 from hypermargin import checks
+from hypermargin.centers import ONE, Centers
 from hypermargin.head import MarginHead
-from hypermargin.heads.weights import by_class
+from hypermargin.heads.weights import by_class, refuse_centers
 from hypermargin.margins import ArcFace, CosFace, Margin, NoMargin, SphereFace
 from hypermargin.numerics import unit
 from hypermargin.rules import SOFTMAX
 
-LOSSES = ("ArcFaceLoss", "CosFaceLoss", "NormalizedSoftmaxLoss", "SphereFaceLoss", "LargeMarginSoftmaxLoss")
+LOSSES = (
+    "ArcFaceLoss", "CosFaceLoss", "NormalizedSoftmaxLoss", "SphereFaceLoss", "LargeMarginSoftmaxLoss",
+    "SubCenterArcFaceLoss",
+)  # fmt: skip
 
 
 @torch.no_grad()
@@ -37,6 +41,7 @@ def to_linear(head: MarginHead) -> nn.Linear:
     """Make a layer with the logits of the head; its weight holds s·W, or s·W/|W| where the head normalises it."""
     checks.instance("head", head, MarginHead, "create_head(…)")
     by_class(head)  # all of them, or an error
+    refuse_centers(head, "the logit of a class is its nearest center's, which no linear layer computes")
     if head.settings.unit_features:
         raise ValueError(
             "head has unit_features=True, and an nn.Linear does not normalise its input. Write the rows alone with "
@@ -54,8 +59,9 @@ def to_linear(head: MarginHead) -> nn.Linear:
 def from_metric_learning(loss: Any) -> MarginHead:
     """Make a head with the same loss as one of pytorch-metric-learning's, which holds W as (dim, classes).
 
-    Knows ArcFaceLoss (its `margin` is given in degrees), CosFaceLoss, NormalizedSoftmaxLoss, SphereFaceLoss and
-    LargeMarginSoftmaxLoss, with their own distance. Its reducer, miner and weight regularizer stay behind.
+    Knows ArcFaceLoss (its `margin` is given in degrees), SubCenterArcFaceLoss, CosFaceLoss, NormalizedSoftmaxLoss,
+    SphereFaceLoss and LargeMarginSoftmaxLoss, with their own distance. Its reducer, miner and weight
+    regularizer stay behind.
     """
     name = type(loss).__name__
     if name not in LOSSES:
@@ -66,14 +72,16 @@ def from_metric_learning(loss: Any) -> MarginHead:
         raise ValueError(f"loss uses {own}, and only its own {distance} gives the logits of a head of this family.")
     scale = 1 / loss.temperature if name == "NormalizedSoftmaxLoss" else loss.scale
     margin: Margin = NoMargin()
-    if name == "ArcFaceLoss":
+    centers = Centers(loss.sub_centers, "max") if name == "SubCenterArcFaceLoss" else ONE
+    if name in ("ArcFaceLoss", "SubCenterArcFaceLoss"):
         margin = ArcFace(float(loss.margin), beyond="linear")  # radians: the loss has converted its degrees
     elif name == "CosFaceLoss":
         margin = CosFace(float(loss.margin))
     elif name != "NormalizedSoftmaxLoss":
         margin = SphereFace(float(loss.margin))
     head = MarginHead(
-        loss.W.shape[0], loss.W.shape[1], margin, scale=float(scale), device=loss.W.device, dtype=loss.W.dtype,
+        loss.W.shape[0], loss.W.shape[1] // centers.count, margin, scale=float(scale), centers=centers,
+        device=loss.W.device, dtype=loss.W.dtype,
         unit_features=name not in ("SphereFaceLoss", "LargeMarginSoftmaxLoss"),
         unit_weight=name != "LargeMarginSoftmaxLoss",
     )  # fmt: skip
@@ -104,7 +112,10 @@ def to_metric_learning(head: MarginHead) -> Any:
     size = {"num_classes": head.classes, "embedding_size": head.dim}
     loss: Any
     if isinstance(margin, ArcFace):
-        loss = losses.ArcFaceLoss(**size, margin=math.degrees(margin.m), scale=s)
+        several = head.settings.centers.count > 1
+        kind = losses.SubCenterArcFaceLoss if several else losses.ArcFaceLoss
+        more = {"sub_centers": head.settings.centers.count} if several else {}
+        loss = kind(**size, **more, margin=math.degrees(margin.m), scale=s)
         loss.margin = margin.m  # to the bit
     elif isinstance(margin, CosFace):
         loss = losses.CosFaceLoss(**size, margin=margin.m, scale=s)
@@ -119,7 +130,7 @@ def to_metric_learning(head: MarginHead) -> Any:
 
 def _unlike(head: MarginHead) -> str:
     """Say what keeps the head from being a loss of theirs; an empty string if nothing does."""
-    margin = head.margin
+    margin, centers = head.margin, head.settings.centers
     sides = (head.settings.unit_features, head.settings.unit_weight)
     allowed = [(False, True), (False, False)] if isinstance(margin, SphereFace) else [(True, True)]
     if not isinstance(margin, ArcFace | CosFace | SphereFace | NoMargin):
@@ -134,12 +145,15 @@ def _unlike(head: MarginHead) -> str:
         return "it has no bias, no margins by class, no schedules and no label smoothing."
     if (
         head.settings.rule != SOFTMAX
-        or head.settings.centers > 1
+        or not (centers.count == 1 or (isinstance(margin, ArcFace) and centers.pooled and not centers.soft))
         or head.offsets is not None
         or len(head.row_terms)
         or not head.settings.view.is_identity
     ):
-        return "it has softmax's rule, one center per class as it is, no offsets and no row terms."
+        return (
+            "it has softmax's rule, no view, no offsets and no row terms, and one center per class, or several of "
+            'which the nearest counts (ArcFace, pool="max").'
+        )
     if head.settings.sample is not None or head.settings.scale == "adacos-dynamic":
         return "it uses all classes at every step, and one scale."
     if head.settings.reduction != "mean":

@@ -32,12 +32,16 @@ def lengths(weight: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def nearest_pairs(weight: Tensor, top: int = 5, *, above: float | None = None, block: int = BLOCK) -> list[Pair]:
+def nearest_pairs(
+    weight: Tensor, top: int = 5, *, above: float | None = None, block: int = BLOCK, centers: int = 1
+) -> list[Pair]:
     """Find the `top` nearest pairs of classes, nearest first; or all with a cosine of at least `above`.
 
     C²·d operations, in blocks of `block`² numbers of memory: 100,000 classes of 512 dimensions take a minute or so.
-    Rows with NaN or of length 0 have no direction and are left out.
+    Rows with NaN or of length 0 have no direction and are left out. With several `centers` per class two classes
+    are as near as the nearest of theirs.
     """
+    checks.count("centers", centers, 1, checks.MOST_CENTERS)
     checks.count("top", top, 0)
     checks.count("block", block)
     if above is not None and not -1 <= above <= 1:
@@ -45,15 +49,19 @@ def nearest_pairs(weight: Tensor, top: int = 5, *, above: float | None = None, b
     if top == 0 and above is None:
         return []
     size = lengths(weight)
-    usable = (size.isfinite() & (size > 0)).nonzero()[:, 0]
+    usable = (size.isfinite() & (size > 0)).view(-1, centers)
     found: list[Pair] = []
-    parts = torch.split(usable, block)
+    parts = torch.split(usable.any(1).nonzero()[:, 0], max(block // centers, 1))
     # Without the rounding of float32, above=1 would miss most rows that are equal.
     floor = -2.0 if above is None else above - 8 * torch.finfo(torch.float32).eps
     for a, rows in enumerate(parts):
-        left = _units(weight, rows, size)
+        left, left_usable = _units(weight, rows, size, centers), usable[rows.to(usable.device)].flatten()
         for b in range(a, len(parts)):
-            cosines = left @ _units(weight, parts[b], size).T
+            cosines = left @ _units(weight, parts[b], size, centers).T
+            if centers > 1:
+                cosines.masked_fill_(~left_usable[:, None], -3.0)
+                cosines.masked_fill_(~usable[parts[b].to(usable.device)].flatten(), -3.0)
+                cosines = cosines.view(len(rows), centers, len(parts[b]), centers).amax((1, 3))
             if a == b:
                 cosines = cosines.triu(1) - 3 * torch.ones_like(cosines).tril()  # each pair once, below any floor
             hits = (cosines >= floor).nonzero()
@@ -82,6 +90,9 @@ def groups_of(pairs: Iterable[tuple[int, int, float]]) -> list[list[int]]:
     return near.groups()
 
 
-def _units(weight: Tensor, rows: Tensor, size: Tensor) -> Tensor:
-    part = weight.detach()[rows.to(weight.device)]
-    return (part.double() / size[rows.to(size.device)][:, None]).float()
+def _units(weight: Tensor, classes: Tensor, size: Tensor, centers: int) -> Tensor:
+    """Return the directions of all rows of these classes; zeros for rows without one."""
+    part = weight.detach().view(-1, centers, weight.shape[1])[classes.to(weight.device)].flatten(0, 1)
+    lengths = size.view(-1, centers)[classes.to(size.device)].flatten()
+    found: Tensor = (part.double() / lengths[:, None]).float()
+    return found if centers == 1 else found.nan_to_num(0.0, 0.0, 0.0)

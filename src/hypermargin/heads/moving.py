@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from hypermargin.class_state import ByClass, known_entries
 from hypermargin.head import MarginHead
 from hypermargin.heads.convert import Optimizers, as_list, goes_by_class
-from hypermargin.heads.weights import Weights, by_class, set_classes
+from hypermargin.heads.weights import Weights, by_class, centers_of, of_centers, set_classes
 from hypermargin.scales import adacos_scale
 
 
@@ -27,11 +27,17 @@ class Plan:
     members: Tensor | None = None  # the old ids that are merged
     shares: Tensor | None = None  # theirs in the mean; they sum to 1 in every group, float64
 
-    def rows(self, old: Tensor, *, directions: bool = False, fill: float = 0.0, merged: str = "mean") -> Tensor:
+    def rows(
+        self, old: Tensor, *, directions: bool = False, fill: float = 0.0, merged: str = "mean", per_class: int = 1
+    ) -> Tensor:
         """Return the new tensor: kept rows to the bit, others `fill`.
 
         Merged rows are means (of direction and length), or as `merged` says a "sum", or like a "new" one.
+        `per_class` rows, one class after the other, belong together.
         """
+        if per_class > 1:
+            together = old.reshape(-1, per_class, *old.shape[1:])
+            return self.rows(together, fill=fill, merged=merged).flatten(0, 1)
         new = old.new_full((self.classes, *old.shape[1:]), fill)
         kept = (self.new_ids >= 0).nonzero()[:, 0]
         new[self.new_ids[kept].to(old.device)] = old[kept.to(old.device)]
@@ -141,7 +147,10 @@ def install(
     entries = _entries(target)
     for name, tensor in old.items():
         entry = entries.get(name, ByClass())
-        rows = plan.rows(tensor.detach(), directions=name == "weight", fill=entry.new, merged=entry.merged)
+        rows = plan.rows(
+            tensor.detach(), directions=name == "weight", fill=entry.new, merged=entry.merged,
+            per_class=centers_of(target) if of_centers(name) else 1,
+        )  # fmt: skip
         extra = added.get(name)
         if extra is not None:
             rows[len(tensor) :] = extra.to(rows)
@@ -179,7 +188,7 @@ def _moves(
     moves = []
     for each in given:
         found = [
-            Move(each, group["params"], place, tensor, _state(each, group, old[name], plan))
+            Move(each, group["params"], place, tensor, _state(each, group, old[name], plan, head))
             for group in each.param_groups
             for place, param in enumerate(group["params"])
             for name, tensor in new.items()
@@ -198,12 +207,16 @@ def _moves(
     return moves
 
 
-def _state(optimizer: Optimizer, group: dict[str, Any], param: Tensor, plan: Plan) -> dict[str, Any]:
+def _state(
+    optimizer: Optimizer, group: dict[str, Any], param: Tensor, plan: Plan, head: MarginHead
+) -> dict[str, Any]:
     """Return the state of the new rows: kept, means of merged ones, 0 for new ones (Adagrad: its first sum)."""
     new = {}
     for key, value in optimizer.state.get(param, {}).items():
         if goes_by_class(optimizer, key, value, param):
-            value = plan.rows(value, fill=group.get("initial_accumulator_value", 0.0) if key == "sum" else 0.0)
+            fill = group.get("initial_accumulator_value", 0.0) if key == "sum" else 0.0
+            per_class = centers_of(head) if param is head.weight else 1
+            value = plan.rows(value, fill=fill, per_class=per_class)
         new[key] = value
     return new
 

@@ -57,12 +57,14 @@ def read(
     *,
     prefix: str = "",
     classes: int | None = None,
+    centers: int | None = None,
     allow_older: bool = False,
 ) -> Weights:
     """Read the weights in a file, in several to join, in a folder of insightface's shards, or in a run's folder.
 
     - prefix: where the head is one layer of a model, the beginning of its names ("fc.")
     - classes: how many there must be; else a missing last shard cannot be noticed
+    - centers: how many rows a class has, for files that do not say: a state_dict with several centers, or others'
     - allow_older: of a run, as in `hypermargin.load`
 
     Shards are put in the order of their ranks; other files are joined in the order given.
@@ -74,7 +76,7 @@ def read(
             f"{found.paths[0].parent}: the shards of the ranks {', '.join(map(str, found.missing))} are missing; "
             f"given are {', '.join(map(str, found.ranks))}. Give all of them, or their folder."
         )
-    parts = [read_one(path, prefix, allow_older) for path in found.paths]
+    parts = [read_one(path, prefix, allow_older, centers) for path in found.paths]
     if found.ranks:
         total = sum(part.classes for part in parts)
         for rank, part in enumerate(parts):
@@ -145,7 +147,7 @@ def _slices(parts: list[Weights], paths: list[Path]) -> list[Weights]:
     return [parts[k] for k in order if parts[k].classes]
 
 
-def read_one(path: Path, prefix: str = "", allow_older: bool = False) -> Weights:
+def read_one(path: Path, prefix: str = "", allow_older: bool = False, centers: int | None = None) -> Weights:
     """Read one file, or the head of a run's folder."""
     if path.is_dir():
         from hypermargin.training import RunError, load
@@ -154,7 +156,7 @@ def read_one(path: Path, prefix: str = "", allow_older: bool = False) -> Weights
             trained = load(path, allow_older=allow_older)
             for note in trained.passed_over:
                 say(note)
-            return weights_of(trained.head)
+            return _checked_centers(weights_of(trained.head), path, centers)
         except (RunError, OSError) as error:
             raise ValueError(str(error)) from None
     if path.suffix not in ENDINGS:
@@ -174,7 +176,7 @@ def read_one(path: Path, prefix: str = "", allow_older: bool = False) -> Weights
         kind, first = type(error).__name__, first_line(error)
         raise ValueError(f"{path}: not a readable {path.suffix} file ({kind}: {first}).") from None
     try:
-        return _weights(content, path, prefix)
+        return _checked_centers(_weights(content, path, prefix, centers), path, centers)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path}: {error}") from None
     except RecursionError:
@@ -187,10 +189,11 @@ def _content(path: Path) -> Any:
     return read_safetensors(path) if path.suffix == ".safetensors" else read_pt(path)
 
 
-def _weights(content: Any, path: Path, prefix: str) -> Weights:
+def _weights(content: Any, path: Path, prefix: str, centers: int | None) -> Weights:
     shard = any(kind.fullmatch(path.name) for kind in SHARDS)
     if isinstance(content, Tensor):
-        return Weights(content.detach(), format="insightface" if shard else path.suffix[1:])
+        kind = "insightface" if shard else path.suffix[1:]
+        return Weights(content.detach(), format=kind, centers=centers or 1)
     if not isinstance(content, Mapping):
         raise ValueError(f"expected tensors by name; got {type(content).__name__}.")
     named = flat(content)
@@ -206,17 +209,19 @@ def _weights(content: Any, path: Path, prefix: str) -> Weights:
     own = {name.removeprefix(start): tensor for name, tensor in named.items() if name.startswith(start)}
     if "W" in own:
         _only(own, ("W",))
-        return Weights(own["W"].T.contiguous(), format="metric-learning")
+        return Weights(own["W"].T.contiguous(), format="metric-learning", centers=centers or 1)
     if shard or "weight_activated" in own:
         _only(own, ("weight", *(name for name in own if name.startswith("weight_"))))  # theirs: momentum, samples
         # `weight` is the whole shard where both are there; weight_activated then holds the rows last sampled.
-        return Weights(own.get("weight", own.get("weight_activated", torch.empty(0))), format="insightface")
-    _only(own, ("weight", "bias", "m", "offsets", *REST))
+        rows = own.get("weight", own.get("weight_activated", torch.empty(0)))
+        return Weights(rows, format="insightface", centers=centers or 1)
+    _only(own, ("weight", "bias", "m", "offsets", "centers", *REST))
     weight, m = own.pop("weight"), own.get("m")
+    K = _centers_in(own, weight, centers)
     # A slice of three is taken to have three margins: were they one of the head's, the whole would not fit it.
-    if m is not None and m.shape == (3,) == weight.shape[:1] and "classes_held" not in own:
+    if m is not None and m.shape == (3,) and len(weight) == 3 * K and "classes_held" not in own:
         raise ValueError("m of 3 numbers may be one per class or one for all; change the head itself instead.")
-    if m is not None and (m.dim() == 0 or len(m) != len(weight)):
+    if m is not None and (m.dim() == 0 or len(m) * K != len(weight)):
         m = None
     bias = own.get("bias")
     bias = None if bias is None or not bias.dim() else bias  # one that all classes share is not by class
@@ -225,7 +230,26 @@ def _weights(content: Any, path: Path, prefix: str) -> Weights:
     parts = {k: own[k] for k in known_entries() if k in own and own[k].shape[:1] == weight.shape[:1]}
     rest = {k: t for k, t in own.items() if k not in state and k not in by_class and k not in parts}
     ours = "scale" in rest or start == "head." or bool(state)
-    return Weights(weight, bias, m, rest, "hypermargin" if ours else "linear", state, own.get("offsets"), parts)
+    kind = "hypermargin" if ours else "linear"
+    return Weights(weight, bias, m, rest, kind, state, own.get("offsets"), parts=parts, centers=K)
+
+
+def _centers_in(own: dict[str, Tensor], weight: Tensor, said: int | None) -> int:
+    """Return how many rows a class has: what the file says, else what was said, else one."""
+    saved, held = own.pop("centers", None), own.get("classes_held")
+    if saved is not None:
+        if saved.numel() != 1 or saved.is_floating_point():
+            raise ValueError(f"centers must be a whole number; got {saved.tolist()}.")
+        return int(saved)
+    if said is None and held is not None and held.shape == (5,) and held[1] > held[0]:
+        return max(len(weight) // int(held[1] - held[0]), 1)
+    return said or 1
+
+
+def _checked_centers(found: Weights, path: Path, said: int | None) -> Weights:
+    if said is not None and found.centers != said:
+        raise ValueError(f"{path} has {found.centers} centers per class, not {said}. Leave centers out.")
+    return found
 
 
 def _only(own: dict[str, Tensor], known: tuple[str, ...]) -> None:

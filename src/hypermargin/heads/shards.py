@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hypermargin import checks
 from hypermargin.head import MarginHead
-from hypermargin.heads.weights import Weights, by_class, set_classes
+from hypermargin.heads.weights import Weights, by_class, centers_of, classes_of, of_centers, set_classes
 from hypermargin.parallel.shard import class_range
 
 T = TypeVar("T", MarginHead, Weights)
@@ -28,11 +28,16 @@ def split(target: T, world: int) -> list[T]:
     """
     rows = by_class(target)
     checks.count("world", world)
-    classes = len(rows["weight"])
+    classes = classes_of(target)
     if world > classes:
         raise ValueError(f"world must be at most the number of classes, {classes}; got {world}.")
-    cuts = [slice(*class_range(classes, rank, world)) for rank in range(world)]
-    parts = [_with(target, {k: t.detach()[cut].clone() for k, t in rows.items()}) for cut in cuts]
+    K = centers_of(target)
+
+    def part_of(name: str, tensor: Tensor, rank: int) -> Tensor:
+        per_class, (start, stop) = K if of_centers(name) else 1, class_range(classes, rank, world)
+        return tensor.detach()[start * per_class : stop * per_class].clone()
+
+    parts = [_with(target, {k: part_of(k, t, rank) for k, t in rows.items()}) for rank in range(world)]
     for part in parts:
         if isinstance(part, MarginHead) and isinstance(target, MarginHead) and part.settings.learn_scale:
             part.settings = dataclasses.replace(part.settings, scale_floor=target.settings.least_scale)
@@ -104,7 +109,7 @@ def _same(first: MarginHead | Weights, part: MarginHead | Weights, k: int) -> No
 def _settings(target: MarginHead | Weights) -> dict[str, object]:
     """Return all that does not go by class, by name."""
     if isinstance(target, Weights):
-        return dict(target.rest)
+        return target.rest | {"centers": target.centers}
     rows, state = by_class(target), target.state_dict()
     settings = {f.name: getattr(target.settings, f.name) for f in dataclasses.fields(target.settings)}
     settings = {name: value for name, value in settings.items() if name not in DIFFERENT}

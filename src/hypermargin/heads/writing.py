@@ -17,7 +17,7 @@ from hypermargin.head import MarginHead
 from hypermargin.heads.convert import weights_of
 from hypermargin.heads.insightface import SHARDS, insightface_range, shards_in
 from hypermargin.heads.reading import PathLike
-from hypermargin.heads.weights import Weights, by_class
+from hypermargin.heads.weights import Weights, by_class, refuse_centers
 
 FORMATS = {
     "hypermargin": (".pt", ".pth"),
@@ -79,6 +79,8 @@ def write(
     entries = weights.entries()
     if format in HOLDS:
         by_class(weights)  # others would take a rank's slice for the whole
+        if format in ("linear", "insightface"):
+            refuse_centers(weights, f"the format {format} has one row per class")
         lost = [name for name in ("bias", "m") if name in entries and name not in HOLDS[format]]
         if lost and not rows_only:
             raise ValueError(
@@ -128,7 +130,7 @@ def _check_finite(weights: Weights) -> None:
                 f"{name} is NaN or inf. Training has gone wrong before this; use an earlier checkpoint."
             )
         if bool(bad.any()):
-            ids = bad.nonzero()[:, 0].tolist()
+            ids = torch.unique(bad.nonzero()[:, 0] // weights.per_class(name)).tolist()
             listed = ",".join(map(str, ids[:20])) + (",…" if len(ids) > 20 else "")
             raise ValueError(
                 f"{name} would be NaN or inf for {len(ids)} classes ({listed}, as they would be written). Remove "

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from hypermargin import checks
+from hypermargin.centers import ONE, Centers
 from hypermargin.layout import ClassTable, Layout, Share, bias_by_row, by_center, places, rows_of
 from hypermargin.numerics import hashed
 from hypermargin.parallel.shard import is_in_ddp, never_empty
@@ -94,21 +95,22 @@ class Sampled(Wrapped):
         return self.inner.gather(check, f"{asked}, sampled", weight)
 
     def table(
-        self, weight: Tensor, batch: Batch, *, unit: bool, bias: Tensor | None = None, centers: int = 1
+        self, weight: Tensor, batch: Batch, *, unit: bool, bias: Tensor | None = None, centers: Centers = ONE
     ) -> ClassTable:
         """Return the rows of the drawn classes; the gradients of weight and of a bias per class are sparse."""
-        held = self.inner.held(weight.shape[0] // centers)
+        K = centers.count
+        held = self.inner.held(weight.shape[0] // K)
         sample = draw(self.settings, self.step, held, self.classes(len(held)), batch.y)
-        rows = rows_of(sample.rows.unsqueeze(1), centers).flatten()
+        rows = rows_of(sample.rows.unsqueeze(1), K).flatten()
         if bias is not None:
             bias = self.shared(bias).expand(len(sample.rows)) if bias.dim() == 0 else sample.of(bias)
         if sample.log_times is not None:
             bias = sample.log_times if bias is None else bias + sample.log_times
-        local = rows_of(sample.find(places(batch.y, held)), centers)
+        local = rows_of(sample.find(places(batch.y, held)), K)
         m = None if batch.class_m is None else batch.class_m.index_select(0, sample.rows)
         weight = pick_rows(weight, rows)
-        bias, m = bias_by_row(bias, weight, batch, centers), by_center(m, centers)
-        times = bias_by_row(sample.log_times, weight, batch, centers)
+        bias, m = bias_by_row(bias, weight, batch, K), by_center(m, K)
+        times = bias_by_row(sample.log_times, weight, batch, K)
         return never_empty(
             ClassTable(
                 weight, unit, bias, local, local >= 0, centers, m,

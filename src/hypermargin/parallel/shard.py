@@ -21,6 +21,7 @@ from torch import Tensor
 
 from hypermargin import checks
 from hypermargin.batch import NO_CLASS, NO_LABEL, Batch
+from hypermargin.centers import ONE, Centers
 from hypermargin.layout import ClassTable, Layout, Share, bias_by_row, by_center, places, rows_of
 from hypermargin.numerics import Reading, wide_dtype, widen
 from hypermargin.parallel import messages
@@ -84,18 +85,16 @@ def is_in_ddp(weight: Tensor) -> bool:
 
 
 def never_empty(table: ClassTable) -> ClassTable:
-    """Return the table, or one row of zeros if it is empty, so that this rank still joins every collective."""
+    """Return the table, or a class of zeros if it is empty, so that this rank still joins every collective."""
     if table.weight.shape[0]:
         return table
+    K = table.centers.count
 
-    def with_a_zero(x: Tensor | None) -> Tensor | None:
-        return None if x is None else torch.cat((x, x.new_zeros(1, *x.shape[1:])))
+    def with_zeros(x: Tensor) -> Tensor:
+        return torch.cat((x, x.new_zeros(K, *x.shape[1:])))
 
-    weight = torch.cat((table.weight, table.weight.new_zeros(1, table.weight.shape[1])))
-    return table._replace(
-        weight=weight, bias=with_a_zero(table.bias), m=with_a_zero(table.m), times=with_a_zero(table.times),
-        is_empty=True,
-    )  # fmt: skip
+    bias, m, times = (None if x is None else with_zeros(x) for x in (table.bias, table.m, table.times))
+    return table._replace(weight=with_zeros(table.weight), bias=bias, m=m, times=times, is_empty=True)
 
 
 def class_range(classes: int, rank: int, world: int) -> tuple[int, int]:
@@ -149,11 +148,11 @@ class Sharded(Layout):
                 "Join the slices of all ranks and split them anew."
             )
 
-    def check_weight(self, weight: Tensor, centers: int) -> None:
+    def check_weight(self, weight: Tensor, centers: Centers) -> None:
         """Raise unless the weight is that of this rank's classes, which may be none."""
-        if weight.shape[0] != (self.stop - self.start) * centers:
+        if weight.shape[0] != (self.stop - self.start) * centers.count:
             raise ValueError(
-                f"weight must have {(self.stop - self.start) * centers} rows, this rank's classes "
+                f"weight must have {(self.stop - self.start) * centers.count} rows, this rank's classes "
                 f"{self.start}:{self.stop} of {self.total}; got {tuple(weight.shape)}. Give "
                 "weight[layout.start : layout.stop]."
             )
@@ -213,17 +212,17 @@ class Sharded(Layout):
         )
 
     def table(
-        self, weight: Tensor, batch: Batch, *, unit: bool, bias: Tensor | None = None, centers: int = 1
+        self, weight: Tensor, batch: Batch, *, unit: bool, bias: Tensor | None = None, centers: Centers = ONE
     ) -> ClassTable:
         """Return this rank's slice; a slice without classes has one row of zeros, which no label refers to."""
         if self.world == 1:
             return super().table(weight, batch, unit=unit, bias=bias, centers=centers)
         if bias is not None and bias.dim() == 0:
             bias = self.shared(bias)
-        local = rows_of(places(batch.y, self.held(self.total)), centers)
-        found = ClassTable(weight, unit, bias_by_row(bias, weight, batch, centers), local, local >= 0, centers,
-                           by_center(batch.class_m, centers))  # fmt: skip
-        return never_empty(found)
+        K = centers.count
+        local = rows_of(places(batch.y, self.held(self.total)), K)
+        bias, m = bias_by_row(bias, weight, batch, K), by_center(batch.class_m, K)
+        return never_empty(ClassTable(weight, unit, bias, local, local >= 0, centers, m))
 
     def agree(
         self,

@@ -73,7 +73,7 @@ def read_margin(text: str) -> Margin:
     if name not in kinds:
         raise ValueError(f"there is no margin or head {name!r}.{checks.near(name, list(kinds))}")
     recipe = FAMILY.get(name)
-    if name not in margins.names() and recipe is not None and (recipe.rule != SOFTMAX or recipe.centers > 1):
+    if name not in margins.names() and recipe is not None and (recipe.rule != SOFTMAX or recipe.centers.count > 1):
         own = recipe.margin.name
         raise ValueError(f"{name} changes what its rivals count as, which no picture of ψ shows; its ψ is {own}'s.")
     if name not in margins.names() and recipe is not None and not recipe.view.is_identity:

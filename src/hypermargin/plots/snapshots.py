@@ -115,7 +115,7 @@ def _look(parts: Parts, part: str, name: str, step: int) -> Snapshot:
     if parts.split.open_set and part != "train":
         return Snapshot(name, step, features, labels, None, tuple(parts.data.classes))
     targets = parts.split.targets(labels)
-    prototypes = effective(head) if head.settings.centers == 1 else None  # else no row stands for its class
+    prototypes = effective(head) if head.settings.centers.count == 1 else None  # else no row stands for its class
     return Snapshot(name, step, features, targets, prototypes, parts.trained.classes)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from hypermargin.centers import ONE, Centers
 from hypermargin.fields import check_fields
 from hypermargin.numerics import softplus
 from hypermargin.registry import Registry
@@ -83,9 +84,11 @@ class Rule:
         """Return the initial value of a learned bias, where so many classes take part in a step."""
         return 0.0
 
-    def at(self, length: Tensor | None = None, threshold: Tensor | None = None) -> RuleAtRows:
+    def at(
+        self, length: Tensor | None = None, threshold: Tensor | None = None, centers: Centers = ONE
+    ) -> RuleAtRows:
         """Return the rule together with the lengths |f_i| (N, 1) and the numbers τ_i (N, n) of a batch's rows."""
-        return RuleAtRows(self, None if self.is_identity else length, threshold)
+        return RuleAtRows(self, None if self.is_identity and not centers.soft else length, threshold)
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -97,13 +100,13 @@ class RuleAtRows(NamedTuple):
     """A rule for one batch. z_ij = |f_i|·cos θ_ij goes in, |f_i|·ρ(cos θ_ij; τ_i) comes out."""
 
     rule: Rule
-    length: Tensor | None = None  # (N, 1)  |f_i|; None for the identity
+    length: Tensor | None = None  # (N, 1)  |f_i|; None if neither the rule nor the centers go by cosines
     threshold: Tensor | None = None  # (N, n)  τ_i
 
     @property
     def is_identity(self) -> bool:
         """Whether `rho` returns z unchanged."""
-        return self.length is None
+        return self.rule.is_identity
 
     def cosine(self, z: Tensor) -> Tensor:
         """Return cos θ; 0 where f is zero, or so short that 1/|f| is infinite."""
@@ -120,7 +123,9 @@ class RuleAtRows(NamedTuple):
 
     def rho(self, z: Tensor) -> Tensor:
         """Return |f|·ρ(z/|f|), or z for the identity."""
-        return z if self.length is None else self.length * self.rule.rho(self.cosine(z), self.threshold)
+        if self.length is None or self.is_identity:
+            return z
+        return self.length * self.rule.rho(self.cosine(z), self.threshold)
 
     def slope(self, z: Tensor) -> Tensor:
         """Return the derivative of `rho` by z; 0 where f is zero."""

@@ -47,7 +47,7 @@ class P2SGrad(Rule):
         """Return Σ_j c_j²/2 of every row from the d×d matrix, less those of the row's own classes."""
         from hypermargin.backends import Rivals  # which know rules, and not the other way round
 
-        if table.bias is not None:
+        if table.bias is not None or table.centers.pooled:
             return super().rivals(backend, f, table, at_rows, rival_sum=rival_sum)
         w = unit(widen(table.weight, f.dtype))
         rows = table.label_rows(w)

@@ -157,11 +157,6 @@ def build_head(
         overrides["schedule"] = schedules
     with enough_memory(f"a head of {classes:,} classes in dim = {config.dim:,}"):
         head = create_head(config.head, config.dim, classes, **overrides)
-    if sharded and head.settings.centers > 1:
-        raise ValueError(
-            f"set: centers={head.settings.centers} needs all classes in one process, since the checkpoints of "
-            "several hold one row per class. Start it without torchrun."
-        )
     if config.shard_classes and not sharded:  # one process starts where several would
         Sharded(classes, shard=shard).first_weights(head.weight, head.dim**-0.5)
     # The loop looks at every loss itself, and can say more than the head about a bad one.

@@ -68,6 +68,10 @@ class Config:
         None, "share set aside for the test; default 1/3 of identities, 1/5 of samples", low=0, high=1.0
     )
     validation: float = setting(0.1, "share of the rest set aside to choose the best checkpoint", low=0, high=1.0)
+    exclude: str | None = setting(
+        None,
+        "a .csv list of samples to leave out of the training part, by their column file (head clean makes one)",
+    )
     augment: str | None = setting(
         None, "none, flip, affine, or e.g. rotate=10,zoom=0.1,flip; default suits the data", check=Augment.parse
     )

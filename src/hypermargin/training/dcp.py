@@ -38,17 +38,16 @@ from torch.distributed.tensor import DTensor, Shard
 from hypermargin.training.slices import Slices
 
 METADATA = ".metadata"
+# Ends the name of a tensor (classes, centers, …) whose first two dimensions are one in memory: torch cuts the first
+# dimension its own way, which is ours by class, and not by center.
+BY_CENTER = "@centers"
 
 
 def write(folder: Path, tensors: dict[str, Tensor], slices: Slices) -> None:
     """Write the tensors, by all ranks together; `folder` exists."""
     with _plainly():
         save(
-            {
-                # On the CPU: torch copies from the current device, which need not be the tensor's.
-                name: _distributed(t.detach(), slices) if slices.cuts(name, t.dim()) else t.detach().cpu()
-                for name, t in tensors.items()
-            },
+            dict(_to_write(name, tensor.detach(), slices) for name, tensor in tensors.items()),
             storage_writer=FileSystemWriter(folder),
             process_group=slices.group,
         )
@@ -61,7 +60,7 @@ def read(folder: Path, slices: Slices | None = None) -> dict[str, Tensor]:
     for name, about in reader.read_metadata().state_dict_metadata.items():
         assert isinstance(about, TensorStorageMetadata)
         size, dtype = list(about.size), about.properties.dtype
-        if slices is not None and slices.cuts(name, len(size)):
+        if slices is not None and slices.cuts(name.removesuffix(BY_CENTER), len(size)):
             if size[0] != slices.classes:
                 raise ValueError(f"{name} in {folder} has {size[0]} classes; the head has {slices.classes}.")
             size[0] = slices.stop - slices.start
@@ -73,7 +72,24 @@ def read(folder: Path, slices: Slices | None = None) -> dict[str, Tensor]:
             load(found, storage_reader=reader, no_dist=True)
         else:  # before torch had the option, it was there under this name
             _load_state_dict(found, storage_reader=reader, no_dist=True)
-    return {name: _local(tensor) for name, tensor in found.items()}
+    return dict(_as_read(name, _local(tensor)) for name, tensor in found.items())
+
+
+def _to_write(name: str, tensor: Tensor, slices: Slices) -> tuple[str, Tensor]:
+    """Return a tensor as it is written, and its name there."""
+    if not slices.cuts(name, tensor.dim()):
+        return name, tensor.cpu()  # torch copies from the current device, which need not be the tensor's
+    per_class = slices.per_class(name)
+    if per_class == 1:
+        return name, _distributed(tensor, slices)
+    return name + BY_CENTER, _distributed(tensor.reshape(-1, per_class, *tensor.shape[1:]), slices)
+
+
+def _as_read(name: str, tensor: Tensor) -> tuple[str, Tensor]:
+    """Return a tensor as it was before `_to_write`, with its name."""
+    if not name.endswith(BY_CENTER):
+        return name, tensor
+    return name.removesuffix(BY_CENTER), tensor.flatten(0, 1)
 
 
 def _distributed(local: Tensor, slices: Slices) -> Tensor:

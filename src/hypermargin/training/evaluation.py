@@ -170,13 +170,15 @@ def kept_promises(parts: Parts) -> Geometry:
     labels = parts.split.targets(parts.data.labels)[rows]
     weight = prototypes(head)
     if weight is None:
-        raise ValueError(f"the head has {head.settings.centers} centers per class, so no class has one prototype")
+        raise ValueError(
+            f"the head has {head.settings.centers.count} centers per class, so no class has one prototype"
+        )
     return geometry(features.to(weight.device), labels, prototypes=weight, margin=margin_of(head))
 
 
 def prototypes(head: MarginHead) -> Tensor | None:
     """Return the row of each class; None where a class has several, its centers."""
-    return head.weight.detach() if head.settings.centers == 1 else None
+    return head.weight.detach() if head.settings.centers.count == 1 else None
 
 
 def margin_of(head: MarginHead) -> Margin | None:

@@ -27,7 +27,7 @@ def check_settings(saved: Checkpoint, config: Config, shape: tuple[int, ...], cl
     if weight is None or weight.dim() != 2:
         raise ValueError("the checkpoint has no head")
     rows, columns = weight.shape
-    own_centers = FAMILY[config.head].centers if config.head in FAMILY else 1
+    own_centers = FAMILY[config.head].centers.count if config.head in FAMILY else 1
     centers = int(config.set.get("centers", own_centers))
     if columns != config.dim:
         raise ValueError(f"dim = {config.dim} (config.toml) does not fit the weights, which have dim = {columns}")

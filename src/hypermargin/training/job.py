@@ -19,6 +19,7 @@ from torch import nn
 from hypermargin.common.environment import cores
 from hypermargin.common.text import Say, say
 from hypermargin.data import Data, DataError, Feed, Pairs, Scaling, Split, decode_once, split
+from hypermargin.data.exclusion import excluded, without
 from hypermargin.evaluate import from_scores
 from hypermargin.files import write_text
 from hypermargin.training import by_counts, checkpoint, paths, watch
@@ -169,6 +170,11 @@ def _anew(config: Config, folder: Path, data: Data, network: nn.Module | None, r
     """Start a new run: decide what was left open, write it down."""
     config = resolve(config, data, network, sharded=ranks.world > 1)
     parts = split(data, config.split, validation=config.validation, test=config.test, seed=config.seed)
+    if config.exclude is not None:
+        left_out = excluded(Path(config.exclude), data)
+        before = len(parts.train)
+        parts = without(parts, left_out, data)
+        tell(f"left out of training: {before - len(parts.train):,} of {before:,} samples, as {config.exclude} says")
     config, advised = resolve_head(config, len(parts.classes))
     config, budget = decide_budget(config, len(parts.train), len(parts.classes))
     scaling = Scaling.fit(data, parts.train, as_they_are=config.model == "none")

@@ -171,8 +171,10 @@ class Learner:
     def backend(self, world: int) -> str:
         """Say which backend the head's steps take, and why."""
         config, settings = self.config, self.head.settings
-        classes = max(1, round(self.head.classes * settings.centers * config.sample_rate))
+        classes = max(1, round(self.head.classes * settings.centers.count * config.sample_rate))
         rows = -(-Budget.of(config).batch // world)
         backend = settings.backend if self.head.fused_optimizer is None else "triton"
         with self.autocast():
-            return explain_backend(rows, classes, backend, self.device, config.dim, world)
+            return explain_backend(
+                rows, classes, backend, self.device, config.dim, world, rule=settings.rule, centers=settings.centers
+            )

@@ -12,7 +12,7 @@ from typing import Any
 
 from hypermargin.data import BUILT_IN, DataError
 
-PATHS = "data", "verify", "verify_images", "init"
+PATHS = "data", "exclude", "verify", "verify_images", "init"
 GLYPHS = "glyphs:"
 
 

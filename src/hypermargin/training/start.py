@@ -38,7 +38,7 @@ def start_head_from(head: MarginHead, run: Path, classes: Sequence[str]) -> None
             f"init_head: {run} was trained on other classes. Take the same data, split and seed, or leave it out."
         )
     weight = find(run, "best").weights("head")["weight"]
-    centers, held = head.settings.centers, head.layout.held(head.classes)
+    centers, held = head.settings.centers.count, head.layout.held(head.classes)
     if weight.shape != (head.classes * centers, head.dim):
         raise ValueError(
             f"init_head: the class vectors of {run} have shape {tuple(weight.shape)}, here they have "

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
+from hypermargin.centers import ONE, Centers
 from hypermargin.class_state import ClassState
 from hypermargin.fields import check_fields
 from hypermargin.layout import ClassTable, Layout
@@ -39,7 +40,7 @@ class View:
         """Return the module that makes the rows, with what it remembers."""
         return ViewState()
 
-    def check(self, rule: Rule, unit_weight: bool, centers: int) -> None:
+    def check(self, rule: Rule, unit_weight: bool, centers: Centers) -> None:
         """Raise unless the view goes with these settings of a head."""
 
     def __post_init__(self) -> None:
@@ -68,7 +69,7 @@ class Viewed(Wrapped):
         self.view = view
 
     def table(
-        self, weight: Tensor, batch: Batch, *, unit: bool, bias: Tensor | None = None, centers: int = 1
+        self, weight: Tensor, batch: Batch, *, unit: bool, bias: Tensor | None = None, centers: Centers = ONE
     ) -> ClassTable:
         """Return the inner layout's rows as the view has them."""
         found: ClassTable = self.view(self.inner.table(weight, batch, unit=unit, bias=bias, centers=centers), batch)

@@ -16,6 +16,7 @@ from hypermargin.views._base import View, ViewState, register
 
 if TYPE_CHECKING:
     from hypermargin.batch import Batch
+    from hypermargin.centers import Centers
     from hypermargin.rules import Rule
 
 NEVER = 2.0**24  # steps ago; float32 counts no further
@@ -42,12 +43,12 @@ class VariationalPrototypes(View):
         """Return the memory of last features."""
         return LastFeatures(self)
 
-    def check(self, rule: Rule, unit_weight: bool, centers: int) -> None:
+    def check(self, rule: Rule, unit_weight: bool, centers: Centers) -> None:
         """Require unit rows, one per class."""
         if not unit_weight:
             raise ValueError(f"view={self} mixes directions, so it needs unit_weight=True.")
-        if centers > 1:
-            raise ValueError(f"view={self} needs centers=1, since it has one feature per class; got {centers}.")
+        if centers.count > 1:
+            raise ValueError(f"view={self} needs centers=1: it has one feature per class; got {centers.count}.")
 
 
 class LastFeatures(ViewState):

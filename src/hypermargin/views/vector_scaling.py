@@ -16,6 +16,7 @@ from hypermargin.views._base import View, ViewState, register
 
 if TYPE_CHECKING:
     from hypermargin.batch import Batch
+    from hypermargin.centers import Centers
     from hypermargin.rules import Rule
 
 
@@ -38,10 +39,12 @@ class VectorScaling(View):
         """Return the factors and offsets of the classes."""
         return ScaledClasses(self)
 
-    def check(self, rule: Rule, unit_weight: bool, centers: int) -> None:
+    def check(self, rule: Rule, unit_weight: bool, centers: Centers) -> None:
         """Require softmax's rule, since the rows do not keep their length."""
         if not rule.is_softmax:
             raise ValueError(f"view={self} scales the class rows, so it needs softmax's rule; got rule={rule}.")
+        if centers.soft:
+            raise ValueError(f"view={self} scales the class rows, and pool='soft' needs unit ones; take \"max\".")
 
 
 class ScaledClasses(ViewState):

@@ -75,6 +75,8 @@ class Triton:
         reason = why_not(call.device)
         if not call.rule.is_softmax:
             reason = reason or f"its kernels know softmax's rule alone, not {call.rule}"
+        if call.centers.pooled:
+            reason = reason or f"its kernels count every center of a class as a rival, and centers={call.centers}"
         if reason:
             raise ValueError(f'backend="triton" cannot run here: {reason}. Use "auto" or "chunked".')
         if call.dtype != torch.float32:

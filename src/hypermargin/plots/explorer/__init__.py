@@ -89,7 +89,7 @@ def heads() -> list[dict[str, Any]]:
     found = []
     for name, recipe in FAMILY.items():
         numbers = _numbers(recipe.margin)
-        if numbers is None or recipe.rule != SOFTMAX or recipe.centers > 1 or recipe.by_counts:
+        if numbers is None or recipe.rule != SOFTMAX or recipe.centers.count > 1 or recipe.by_counts:
             continue
         if not recipe.view.is_identity:
             continue
