@@ -32,6 +32,10 @@ SLOTS = [
 ]
 
 
+# What is added beside the loss, here to every row of it, so that more rows add it more often.
+BESIDE = {"adaptiveface": {"margin_reward": 0.0}, "soft-triple": {"centers": hm.Centers(3, "soft")}}
+
+
 def batch(dtype=torch.float64):
     """Good rows and, at the end, bad ones; one of the good has no label."""
     rng = torch.Generator().manual_seed(5)
@@ -73,7 +77,8 @@ def test_in_every_head(name, backend):
 
     def make():
         torch.manual_seed(1)
-        made = hm.create_head(name, D, C, **needed(name, C), check=False, reduction="none", backend=backend)
+        given = needed(name, C) | BESIDE.get(name, {})
+        made = hm.create_head(name, D, C, **given, check=False, reduction="none", backend=backend)
         return made.double().eval() if "pairing" in repr(made.margin) else made.double()  # ranks among all rows
 
     assert_only_the_bad_are_spoiled(make, x, y, 1e-9)

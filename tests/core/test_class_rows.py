@@ -304,7 +304,8 @@ def test_vpl(backend):
         wanted = prototypes(x, head.weight, y, last, [at - t for t in seen], at, **numbers)
         plain = angular(x, head.weight, y, torch.full((5,), 0.5).double())
         moved |= bool((wanted - plain).abs() > 1e-3)
-        assert at > 3 or wanted == plain
+        if at <= 3:
+            torch.testing.assert_close(wanted, plain)
         agree(step(head, x, y), wanted, x, head.weight)
         torch.testing.assert_close(head.eval()(x, y), plain)
         for row, label in zip(F.normalize(x.detach()), y.tolist(), strict=True):  # the last row of a class stays

@@ -510,7 +510,7 @@ def run(later, backend="dense"):
     head = create_head(
         later.head, D, C, reduction="none", dtype=torch.float64, backend=backend, **later.words
     ).double()  # fmt: skip
-    x, W = batch(head.settings.centers)
+    x, W = batch(head.settings.centers.count)
     x, y = later.length * x[: later.rows], LABELS[: later.rows]
     with torch.no_grad():
         head.weight.copy_(W)

@@ -19,12 +19,15 @@ from hypermargin.rules import SOFTMAX
 
 # With features that cannot move, a margin moves the boundary alone; much of it costs accuracy (docs/shallow.md).
 MODEST: dict[str, float | tuple[float, ...]] = {
+    "adaptiveface": 0.2,
     "arcface": 0.2,
     "combined": (1.0, 0.1, 0.1),
     "cosface": 0.2,
+    "dyn-arcface": 0.2,
     "elasticface-arc": 0.2,
     "elasticface-cos": 0.2,
     "expface": 0.9,
+    "kappaface": 0.2,
     "magface": (0.2, 0.3),
     "piecewise": 1.2,
     "sphereface": 1.2,
