@@ -6,7 +6,8 @@ classes, 8·N·C·d operations. `memory` says how much may be kept: E of as many
 
 `ops.py` has the order of the launches, `launch.py` each launch, `compiled.py` how they are made cheap, `kernels.py`
 the products, `row_kernels.py`, `feature_kernels.py` and `loss_kernels.py` the smaller kernels around them,
-`tiles.py` the tile sizes. `seen.py`, `look_ops.py`, `whole.py` and `sites.py` are for heads with two unit sides.
+`tiles.py` the tile sizes. `seen.py`, `look_ops.py`, `whole.py` and `sites.py` are for heads with two unit sides;
+`ruled.py`, `rule_kernels.py`, `rule_tiles.py` and `rules.py` for rivals that count by a rule.
 All need Triton; importing this file does not.
 """
 
@@ -26,9 +27,11 @@ from hypermargin import checks
 from hypermargin.backends.base import PLAIN, Call, Rivals, Seen
 from hypermargin.backends.chunked import learns
 from hypermargin.backends.dense import autocast_operands, differentiable_gradients, sum_of_rivals
+from hypermargin.backends.fused.rules import knows
 from hypermargin.layout import ClassTable
 from hypermargin.numerics import apply
-from hypermargin.rules import RuleAtRows
+from hypermargin.rules import LOG_SUM_EXP, RuleAtRows
+from hypermargin.rules._base import to_text
 
 if TYPE_CHECKING:
     from hypermargin.optim import FusedSGD
@@ -73,8 +76,8 @@ class Triton:
     def fitted(self, call: Call) -> Triton:
         """Return the backend with autocast's dtype for the operands; raise ValueError where it cannot run."""
         reason = why_not(call.device)
-        if not call.rule.is_softmax:
-            reason = reason or f"its kernels know softmax's rule alone, not {call.rule}"
+        if not knows(call.rule):
+            reason = reason or f"its kernels do not know {call.rule}"
         if call.centers.pooled:
             reason = reason or f"its kernels count every center of a class as a rival, and centers={call.centers}"
         if reason:
@@ -110,6 +113,9 @@ class Triton:
             table.local if table.inside is None else table.local.masked_fill(~table.inside, OUTSIDE)
         )  # in no tile
         cut = self._cut(f, weight)
+        if rule is not None and not rule.rule.is_softmax:
+            found = self._ruled(f, table, local, rule, rival_sum, cut, sink)
+            return found._replace(hardest=self._hardest(f, table) if hardest else None)
         inputs = (
             f.contiguous(), weight.contiguous(), table.bias, local, table.unit, rival_sum, hardest, cut.chunk,
             cut.kept if learns(f, weight) and not hardest else 0, cut.operands,
@@ -121,12 +127,35 @@ class Triton:
             rows, rivals, total, largest, *_ = ops.forward_op(*inputs)
         else:
             rows, rivals, total, largest, *_ = apply(_Node, *inputs, sink)
-        sums = None
-        if rival_sum:
-            bad = rivals.detach().isnan()  # rows that must not spoil the gradient by Σ w̃
-            good_f, good_rows = f.masked_fill(bad[:, None], 0.0), rows.masked_fill(bad[:, None, None], 0.0)
-            sums = sum_of_rivals(good_f, total, good_rows, local, table.bias).masked_fill(bad, math.nan)
+        sums = _sum_of_rivals(f, total, rows, rivals, local, table) if rival_sum else None
         return Rivals(rows, rivals, sums, largest if hardest else None)
+
+    def _ruled(
+        self, f: Tensor, table: ClassTable, local: Tensor, rule: RuleAtRows, rival_sum: bool, cut: Plan,
+        sink: FusedSGD | Tensor | None,
+    ) -> Rivals:  # fmt: skip
+        """Return the rivals counted by a rule."""
+        from hypermargin.backends.fused import ruled
+
+        weight, bias, length = table.weight, table.bias, rule.length
+        if length is None:  # a rule that leaves cosines as they are needs none
+            length = f.new_ones(f.shape[0], 1)
+        more = learns(length, None if bias is None or rule.rule.aggregate is LOG_SUM_EXP else bias)
+        inputs = (
+            f.contiguous(), weight.contiguous(), bias, local, length, rule.threshold, rival_sum, more, cut.chunk,
+            cut.kept if learns(f, weight) else 0, cut.operands, to_text(rule.rule),
+        )  # fmt: skip
+        if torch.compiler.is_compiling() and not learns(f, weight, bias, length):
+            rows, rivals, total, *_ = ruled.forward_op(*inputs)
+        else:
+            rows, rivals, total, *_ = apply(ruled.Node, *inputs, sink)
+        sums = _sum_of_rivals(f, total, rows, rivals, local, table) if rival_sum else None
+        return Rivals(rows, rivals, sums, None)
+
+    @torch.no_grad()
+    def _hardest(self, f: Tensor, table: ClassTable) -> Tensor | None:
+        """Return the largest logit of every row, whatever the rule, by a pass of its own."""
+        return self(f, table, hardest=True).hardest
 
     def look(self, x: Tensor, weight: Tensor, labels: Tensor, ignored: int, scale: Tensor | float) -> Seen:
         """Return rivals and the geometry of the targets for f = s·x̂ and unit class weights, in one node."""
@@ -163,6 +192,15 @@ class Triton:
 
             ensure_tuned(f.shape[0], f.shape[1], cut.operands, f.device)
         return cut
+
+
+def _sum_of_rivals(
+    f: Tensor, total: Tensor, rows: Tensor, rivals: Tensor, local: Tensor, table: ClassTable
+) -> Tensor:
+    """Return Σ z over the rivals; a bad row must not spoil the gradient by Σ w̃."""
+    bad = rivals.detach().isnan()
+    good_f, good_rows = f.masked_fill(bad[:, None], 0.0), rows.masked_fill(bad[:, None, None], 0.0)
+    return sum_of_rivals(good_f, total, good_rows, local, table.bias).masked_fill(bad, math.nan)
 
 
 def why_not(device: torch.device) -> str:

@@ -22,20 +22,32 @@ SHARE = tl.constexpr(2)  # stores exp(z − shift)
 
 
 @triton.jit
-def _score_tile(
-    f, w, out, labels, bias, shift, sums, tops, block, N, padded, C, start, d,
-    K: tl.constexpr, MODE: tl.constexpr, KEEP: tl.constexpr, BIAS: tl.constexpr,
-    PRECISION: tl.constexpr, M: tl.constexpr, B: tl.constexpr, D: tl.constexpr,
+def logits_of(
+    f, w, bias, block, C, d, BIAS: tl.constexpr, PRECISION: tl.constexpr, M: tl.constexpr, B: tl.constexpr,
+    D: tl.constexpr,
 ):  # fmt: skip
-    rows = tl.program_id(0) * M + tl.arange(0, M)
-    here = rows < N
-    first = block * B
+    """Return the logits of this program's M rows and of B classes."""
     z = tl.zeros((M, B), tl.float32)
     for k in range(0, d, D):
-        z = tl.dot(f.load([tl.program_id(0) * M, k]), w.load([first, k]).T, z, input_precision=PRECISION)
-    column = first + tl.arange(0, B)
+        z = tl.dot(f.load([tl.program_id(0) * M, k]), w.load([block * B, k]).T, z, input_precision=PRECISION)
+    return plus_bias(z, bias, block, C, BIAS, B)
+
+
+@triton.jit
+def plus_bias(z, bias, block, C, BIAS: tl.constexpr, B: tl.constexpr):
+    """Return z + b of B classes."""
     if BIAS:
+        column = block * B + tl.arange(0, B)
         z += tl.load(bias + column, column < C, 0.0)[None, :]
+    return z
+
+
+@triton.jit
+def without_labels(z, labels, block, N, C, start, K: tl.constexpr, M: tl.constexpr, B: tl.constexpr):
+    """Return z with −inf where a class is a label of its row, or where the tile reaches over an edge."""
+    first = block * B
+    rows, column = tl.program_id(0) * M + tl.arange(0, M), first + tl.arange(0, B)
+    here = rows < N
     masked = tl.where((first + B > C) | (tl.program_id(0) * M + M > N), 1, 0)
     for k in tl.static_range(K):
         y = tl.load(labels + rows * K + k, here, -1) - start
@@ -45,6 +57,16 @@ def _score_tile(
         for k in tl.static_range(K):
             y = tl.load(labels + rows * K + k, here, -1) - start
             z = tl.where(column[None, :] == y[:, None], -float("inf"), z)
+    return z
+
+
+@triton.jit
+def shifted(
+    z, shift, sums, tops, block, N, MODE: tl.constexpr, M: tl.constexpr
+):
+    """Return exp(z − shift), with each row's maximum for a shift where MODE is TOP; store shifts and sums of rows."""
+    rows = tl.program_id(0) * M + tl.arange(0, M)
+    here = rows < N
     at = (tl.zeros((M,), tl.int64) + block) * N + rows
     if MODE == TOP:
         top = tl.max(z, 1)
@@ -57,10 +79,29 @@ def _score_tile(
         if MODE == SUM:
             tl.store(tops + at, off, here)
     e = tl.exp2(z)
-    if MODE != SHARE:
+    if MODE == SUM or MODE == TOP:
         tl.store(sums + at, tl.sum(e, 1), here)
+    return e
+
+
+@triton.jit
+def store_tile(e, out, block, padded, M: tl.constexpr, B: tl.constexpr):
+    """Store a tile where the products of the backward find it."""
+    first = block * B
+    out.store([first // SLAB * padded + tl.program_id(0) * M, first % SLAB], e.to(out.dtype))
+
+
+@triton.jit
+def _score_tile(
+    f, w, out, labels, bias, shift, sums, tops, block, N, padded, C, start, d,
+    K: tl.constexpr, MODE: tl.constexpr, KEEP: tl.constexpr, BIAS: tl.constexpr,
+    PRECISION: tl.constexpr, M: tl.constexpr, B: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    z = logits_of(f, w, bias, block, C, d, BIAS, PRECISION, M, B, D)
+    z = without_labels(z, labels, block, N, C, start, K, M, B)
+    e = shifted(z, shift, sums, tops, block, N, MODE, M)
     if KEEP:
-        out.store([first // SLAB * padded + tl.program_id(0) * M, first % SLAB], e.to(out.dtype))
+        store_tile(e, out, block, padded, M, B)
 
 
 @triton.jit

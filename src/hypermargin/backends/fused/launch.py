@@ -20,6 +20,7 @@ STORE, ADD, SGD = row_kernels.STORE.value, row_kernels.ADD.value, row_kernels.SG
 PROGRAMS = 1024  # enough to fill any GPU, for kernels that loop
 # P is stored as P·2^15 in float16, whose smallest number is 2⁻²⁴; P itself may be as small as 1/C.
 FLOAT16_SHIFT = 15
+FLOAT16_RULED_SHIFT = 12  # slopes of up to 8 fit above it
 # In classes. The matrix units drop low bits at every addition, so a sum over a million classes is split up.
 LONGEST_SUM = 32768
 
@@ -35,6 +36,7 @@ class Step:
     tiles: Tiles
     precision: str
     processors: int
+    ruled: bool = False  # rivals count by a rule
 
     @property
     def width(self) -> int:
@@ -62,33 +64,43 @@ class Step:
         """The range of R − base in which E, its sum, and the ratio of exp(−R) of any two rows are exact enough.
 
         They must be far from overflow and underflow in float32's exponents, which bfloat16 has too; in float16 no E
-        may exceed 65,504 = exp 11.09, and those of 2⁻¹⁴ and less lose digits.
+        may exceed 65,504 = exp 11.09, and those of 2⁻¹⁴ and less lose digits. A rule multiplies E by its slope.
         """
-        return (5.0, 11.0) if self.kind == torch.float16 else (-16.0, 58.0)
+        if self.kind == torch.float16:
+            return (3.0, 9.0) if self.ruled else (5.0, 11.0)
+        return -16.0, 58.0
 
     @property
     def sample(self) -> int:
-        """The number of classes that float16's base is guessed from; 0: it is known well enough without."""
-        return min(self.C, 16384) if self.kind == torch.float16 else 0
+        """The number of classes that a row's base is guessed from; 0: it is known well enough without.
+
+        In float16 it has to be known closely; a rule may make logits of any size.
+        """
+        if self.kind == torch.float16:
+            return min(self.C, 16384)
+        return min(self.C, max(self.C // 64, 1024)) if self.ruled else 0
 
     @property
     def more(self) -> float:
         """What is added to log₂ Σ exp of the sample, for the base: up to all classes, and down into the window."""
-        return math.log2(self.C / self.sample) - 8.0 * math.log2(math.e) if self.sample else 0.0
+        low, high = self.window
+        return math.log2(self.C / self.sample) - (low + high) / 2 * math.log2(math.e) if self.sample else 0.0
 
     @property
     def lift(self) -> int:
         """The power of two that P is multiplied by when stored."""
-        return FLOAT16_SHIFT if self.kind == torch.float16 else 0
+        if self.kind != torch.float16:
+            return 0
+        return FLOAT16_RULED_SHIFT if self.ruled else FLOAT16_SHIFT
 
 
 @functools.lru_cache(1024)
-def step_of(N: int, C: int, d: int, operands: str, device: torch.device) -> Step:
+def step_of(N: int, C: int, d: int, operands: str, device: torch.device, ruled: bool = False) -> Step:
     """Return the sizes, operand dtype and tiles of a call."""
     kind: torch.dtype = getattr(torch, operands)
     # float32 operands keep float32's precision: the matrix units do three TF32 products for one, never just one.
     precision = "tf32x3" if device.type == "cuda" else "ieee"
-    return Step(N, C, d, kind, tiles_for(N, d, kind.itemsize, device), precision, processors(device))
+    return Step(N, C, d, kind, tiles_for(N, d, kind.itemsize, device), precision, processors(device), ruled)
 
 
 def cdiv(a: int, b: int) -> int:

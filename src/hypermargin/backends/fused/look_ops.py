@@ -42,7 +42,7 @@ def look(
             torch.finfo(step.kind).max,
             power(step.width),
         )  # fmt: skip
-    sum_rivals(Operands(step, operand, base, clean, weight, None, True), chunk, kept, None, rivals, top, left)
+    sum_rivals(Operands(step, operand, base, clean, weight, None, True), chunk, None, rivals, top, left)
     return rivals, product, angle, length, norm, base, operand, clean, *left
 
 

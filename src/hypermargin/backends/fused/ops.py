@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import NamedTuple, ParamSpec, TypeVar, cast
 
 import torch
@@ -71,7 +72,8 @@ def on_its_device(run: Callable[Given, Returned]) -> Callable[Given, Returned]:
     return call
 
 
-class Operands(NamedTuple):
+@dataclass(frozen=True)
+class Operands:
     """What a call multiplies: the features and class weights as operands, and what belongs to their rows."""
 
     step: Step
@@ -82,9 +84,23 @@ class Operands(NamedTuple):
     bias: Tensor | None  # in units of ln 2
     unit_weight: bool
 
-    def of_classes(self, first: int, last: int, w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None, int]:
-        """Return what the scores of a range of the classes are computed from."""
-        return self.x, w, self.labels, None if self.bias is None else self.bias[first:last], first
+    def scores(self, mode: int, first: int, last: int, w: Tensor, **where: Tensor | None) -> None:
+        """Do with the logits of a range of the classes, whose operand is w, what `mode` says."""
+        scores(self.step, mode, self.x, w, self.labels, self.biases(first, last), first, **where)
+
+    def biases(self, first: int, last: int) -> Tensor | None:
+        """Return the bias of a range of the classes."""
+        return None if self.bias is None else self.bias[first:last]
+
+    def by_bias(self, e: Tensor, w: Tensor, factors: Factors, which: int, first: int, last: int, out: Tensor) -> None:
+        """Write the bias's gradient of a range of the classes, from their E or P."""
+        launch(
+            row_kernels.column_sums, (cdiv(last - first, SLAB),), e, factors.relative[which], factors.largest[which],
+            out, self.step.N, self.step.padded, last - first, 16,
+        )  # fmt: skip
+
+    def combined(self, tops: Tensor, top_so_far: Tensor, sum_so_far: Tensor, tiles: int, first: bool) -> None:
+        """Do what else the sums of these tiles are for."""
 
 
 class Kept(NamedTuple):
@@ -96,50 +112,67 @@ class Kept(NamedTuple):
     inverse: Tensor
 
 
-def sum_rivals(
-    given: Operands, chunk: int, kept: int, total: Tensor | None, rivals: Tensor, top: Tensor, left: Kept
-) -> None:
-    """Fill `rivals`, `top` and what is kept from the logits of all classes; add Σ w̃ to `total`."""
-    step, weight = given.step, given.weight
-    N, C, d = step.N, step.C, step.d
-    # The forward holds no P, so its chunks of the weight may be longer than those of the backward.
-    chunk = max(min(chunk * (N + d) // d // SLAB * SLAB, 2**22), chunk)
-    spare, spare_inverse = room(step, rivals, min(chunk, C - kept))
-    parts = [*ranges(0, kept, 2**20), *ranges(kept, C, chunk)]
-    tiles = max(cdiv(last - first, step.tiles.scores.columns) for first, last in parts)
-    sums, tops = rivals.new_empty(2, tiles, N)
-    top_so_far, sum_so_far = rivals.new_empty(2, N)
-    for first, last in parts:
+def in_parts(
+    given: Operands, chunk: int, left: Kept, like: Tensor, total: Tensor | None
+) -> Iterator[tuple[int, int, Tensor, Tensor | None]]:
+    """Yield (first, last, w̃, where to keep E, if it is kept) of parts of the classes; add Σ w̃ to `total`."""
+    step, kept = given.step, left.units.shape[0]
+    for first, last in parts_of(step, chunk, kept):
         size, held = last - first, first < kept
+        if first == kept:
+            spare, spare_inverse = room(step, like, min(longest(step, chunk), step.C - kept))
         w, inv = (
             (left.units[first:last], left.inverse[first:last]) if held else (spare[:size], spare_inverse[:size])
         )
-        unit_rows(step, weight[first:last], given.unit_weight, w, inv, total)
-        if N == 0:
-            continue
-        count = cdiv(size, step.tiles.scores.columns)
-        of_these, redo = given.of_classes(first, last, w), None
-        if held and first == 0 and step.sample:
+        unit_rows(step, given.weight[first:last], given.unit_weight, w, inv, total)
+        if step.N:
+            yield first, last, w, left.exps[first // SLAB * step.padded :] if held else None
+
+
+def longest(step: Step, chunk: int) -> int:
+    """Return the classes per part of a forward, which holds no P: more of the weight fits in its place."""
+    return max(min(chunk * (step.N + step.d) // step.d // SLAB * SLAB, 2**22), chunk)
+
+
+def parts_of(step: Step, chunk: int, kept: int) -> list[tuple[int, int]]:
+    """Return (first, last) of the parts of the classes that a forward goes through."""
+    return [*ranges(0, kept, 2**20), *ranges(kept, step.C, longest(step, chunk))]
+
+
+def tiles_of(step: Step, chunk: int, kept: int) -> int:
+    """Return the most tiles of classes that any part has."""
+    return max(cdiv(last - first, step.tiles.scores.columns) for first, last in parts_of(step, chunk, kept))
+
+
+def sum_rivals(given: Operands, chunk: int, total: Tensor | None, rivals: Tensor, top: Tensor, left: Kept) -> None:
+    """Fill `rivals`, `top` and what is kept from the logits of all classes; add Σ w̃ to `total`."""
+    step = given.step
+    N = step.N
+    sums, tops = rivals.new_empty(2, tiles_of(step, chunk, left.units.shape[0]), N)
+    top_so_far, sum_so_far = rivals.new_empty(2, N)
+    for first, last, w, exps in in_parts(given, chunk, left, rivals, total):
+        count, redo = cdiv(last - first, step.tiles.scores.columns), None
+        if first == 0 and step.sample and exps is not None:
             guess_base(given, w, sums, tops, left.rivals2)
-        if held:
-            exps = left.exps[first // SLAB * step.padded :]
-            scores(step, kernels.SUM.value, *of_these, shift=given.base, sums=sums, tops=tops, out=exps)
+        if exps is not None:
+            given.scores(kernels.SUM.value, first, last, w, shift=given.base, sums=sums, tops=tops, out=exps)
             redo = torch.empty_like(given.labels[:, 0])
             low, high = (math.exp(end) for end in step.window)
             launch(row_kernels.mark, (cdiv(N, 8),), sums, redo, N, count, low, high, 8, 512)
-        scores(step, kernels.TOP.value, *of_these, sums=sums, tops=tops, redo=redo)
+        given.scores(kernels.TOP.value, first, last, w, sums=sums, tops=tops, redo=redo)
         launch(
             row_kernels.combine, (cdiv(N, 8),), sums, tops, given.base, top_so_far, sum_so_far, rivals,
             left.rivals2,
             top, 0.0, N, count, first == 0, False, 8, 512,
         )  # fmt: skip
+        given.combined(tops, top_so_far, sum_so_far, count, first == 0)
 
 
 def guess_base(given: Operands, w: Tensor, sums: Tensor, tops: Tensor, unused: Tensor) -> None:
     """Set the base of every row by a sample of the classes, for float16, whose range is too small for less."""
     step = given.step
     some = min(step.sample, len(w))
-    scores(step, kernels.TOP.value, *given.of_classes(0, some, w[:some]), sums=sums, tops=tops)
+    given.scores(kernels.TOP.value, 0, some, w[:some], sums=sums, tops=tops)
     launch(
         row_kernels.combine, (cdiv(step.N, 8),), sums, tops, given.base, unused, unused, unused, unused, unused,
         step.more, step.N, cdiv(some, step.tiles.scores.columns), True, True, 8, 512,
@@ -172,10 +205,7 @@ def gradients(
             if last in (kept, C):
                 finish_features(parts, factors.roots[which], first >= kept > 0, last == C)
         if db is not None:
-            launch(
-                row_kernels.column_sums, (cdiv(size, SLAB),), e, factors.relative[which], factors.largest[which],
-                db[first:last], N, step.padded, size, 16,
-            )  # fmt: skip
+            given.by_bias(e, w, factors, which, first, last, db[first:last])
         if update is not None:
             for begin, end in ranges(0, size, size if whole else chunk):
                 weight_rows(
@@ -185,8 +215,9 @@ def gradients(
 
     if kept:
         # Replacing rows of E by P is the only change to an input; doing it again in a second backward is harmless.
-        of_these = given.of_classes(0, kept, left.units)
-        scores(step, kernels.SHARE.value, *of_these, shift=factors.shift, out=left.exps, redo=factors.redo)
+        given.scores(
+            kernels.SHARE.value, 0, kept, left.units, shift=factors.shift, out=left.exps, redo=factors.redo
+        )
         of_range(left.exps, 0, left.units, left.inverse, 0, kept)
     if kept == C:
         return
@@ -196,7 +227,7 @@ def gradients(
     for first, last in ranges(kept, C, chunk):
         w, inv = spare[: last - first], spare_inverse[: last - first]
         unit_rows(step, weight[first:last], unit_weight, w, inv)
-        scores(step, kernels.SHARE.value, *given.of_classes(first, last, w), shift=factors.shift, out=shares)
+        given.scores(kernels.SHARE.value, first, last, w, shift=factors.shift, out=shares)
         of_range(shares, 1, w, inv, first, last)
 
 
@@ -250,7 +281,7 @@ def forward(
             power(d),
         )
     given = Operands(step, x, base, labels, weight, None if bias is None else bias * LOG2_E, unit_weight)
-    sum_rivals(given, chunk, kept, total, rivals, top, left)
+    sum_rivals(given, chunk, total, rivals, top, left)
     found = f.new_empty(0) if total is None else total.to(f.dtype)
     return rows, rivals, found, top if hardest else f.new_empty(0), base, *left
 
