@@ -61,9 +61,7 @@ def without_labels(z, labels, block, N, C, start, K: tl.constexpr, M: tl.constex
 
 
 @triton.jit
-def shifted(
-    z, shift, sums, tops, block, N, MODE: tl.constexpr, M: tl.constexpr
-):
+def shifted(z, shift, sums, tops, block, N, MODE: tl.constexpr, M: tl.constexpr):
     """Return exp(z − shift), with each row's maximum for a shift where MODE is TOP; store shifts and sums of rows."""
     rows = tl.program_id(0) * M + tl.arange(0, M)
     here = rows < N

@@ -92,7 +92,9 @@ class Operands:
         """Return the bias of a range of the classes."""
         return None if self.bias is None else self.bias[first:last]
 
-    def by_bias(self, e: Tensor, w: Tensor, factors: Factors, which: int, first: int, last: int, out: Tensor) -> None:
+    def by_bias(
+        self, e: Tensor, w: Tensor, factors: Factors, which: int, first: int, last: int, out: Tensor
+    ) -> None:
         """Write the bias's gradient of a range of the classes, from their E or P."""
         launch(
             row_kernels.column_sums, (cdiv(last - first, SLAB),), e, factors.relative[which], factors.largest[which],

@@ -95,7 +95,9 @@ class Ruled(Operands):
             tile.rows, tile.columns, tile.step, warps=tile.warps, stages=tile.stages,
         )  # fmt: skip
 
-    def by_bias(self, e: Tensor, w: Tensor, factors: Factors, which: int, first: int, last: int, out: Tensor) -> None:
+    def by_bias(
+        self, e: Tensor, w: Tensor, factors: Factors, which: int, first: int, last: int, out: Tensor
+    ) -> None:
         """Write the bias's gradient of a range of the classes: what is kept has the slope in it, so anew."""
         step = self.step
         parts = out.new_empty(cdiv(step.N, step.tiles.scores.rows), last - first, dtype=torch.float32)
