@@ -22,30 +22,26 @@ SHARE = tl.constexpr(2)  # stores exp(z − shift)
 
 
 @triton.jit
-def logits_of(
-    f, w, bias, block, C, d, BIAS: tl.constexpr, PRECISION: tl.constexpr, M: tl.constexpr, B: tl.constexpr,
-    D: tl.constexpr,
-):  # fmt: skip
-    """Return the logits of this program's M rows and of B classes."""
+def products(f, w, block, d, PRECISION: tl.constexpr, M: tl.constexpr, B: tl.constexpr, D: tl.constexpr):
+    """Return the products of this program's M rows with B classes."""
     z = tl.zeros((M, B), tl.float32)
     for k in range(0, d, D):
         z = tl.dot(f.load([tl.program_id(0) * M, k]), w.load([block * B, k]).T, z, input_precision=PRECISION)
-    return plus_bias(z, bias, block, C, BIAS, B)
+    return z
 
 
 @triton.jit
-def plus_bias(z, bias, block, C, BIAS: tl.constexpr, B: tl.constexpr):
-    """Return z + b of B classes."""
+def with_bias(z, bias, first, C, BIAS: tl.constexpr, B: tl.constexpr):
+    """Return z + b for B classes from `first` on."""
     if BIAS:
-        column = block * B + tl.arange(0, B)
+        column = first + tl.arange(0, B)
         z += tl.load(bias + column, column < C, 0.0)[None, :]
     return z
 
 
 @triton.jit
-def without_labels(z, labels, block, N, C, start, K: tl.constexpr, M: tl.constexpr, B: tl.constexpr):
+def without_labels(z, labels, first, N, C, start, K: tl.constexpr, M: tl.constexpr, B: tl.constexpr):
     """Return z with −inf where a class is a label of its row, or where the tile reaches over an edge."""
-    first = block * B
     rows, column = tl.program_id(0) * M + tl.arange(0, M), first + tl.arange(0, B)
     here = rows < N
     masked = tl.where((first + B > C) | (tl.program_id(0) * M + M > N), 1, 0)
@@ -61,32 +57,10 @@ def without_labels(z, labels, block, N, C, start, K: tl.constexpr, M: tl.constex
 
 
 @triton.jit
-def shifted(z, shift, sums, tops, block, N, MODE: tl.constexpr, M: tl.constexpr):
-    """Return exp(z − shift), with each row's maximum for a shift where MODE is TOP; store shifts and sums of rows."""
-    rows = tl.program_id(0) * M + tl.arange(0, M)
-    here = rows < N
-    at = (tl.zeros((M,), tl.int64) + block) * N + rows
-    if MODE == TOP:
-        top = tl.max(z, 1)
-        tl.store(tops + at, top, here)
-        z -= tl.where(top == -float("inf"), 0.0, top)[:, None]
-    else:
-        off = tl.load(shift + rows, here, 0.0)
-        off = tl.where(off != off, 0.0, off)  # a bad row
-        z -= off[:, None]
-        if MODE == SUM:
-            tl.store(tops + at, off, here)
-    e = tl.exp2(z)
-    if MODE == SUM or MODE == TOP:
-        tl.store(sums + at, tl.sum(e, 1), here)
-    return e
-
-
-@triton.jit
-def store_tile(e, out, block, padded, M: tl.constexpr, B: tl.constexpr):
-    """Store a tile where the products of the backward find it."""
-    first = block * B
-    out.store([first // SLAB * padded + tl.program_id(0) * M, first % SLAB], e.to(out.dtype))
+def shift_of(shift, rows, here):
+    """Return the shift of every row; 0 for a bad one, whose shift is NaN."""
+    off = tl.load(shift + rows, here, 0.0)
+    return tl.where(off != off, 0.0, off)
 
 
 @triton.jit
@@ -95,11 +69,26 @@ def _score_tile(
     K: tl.constexpr, MODE: tl.constexpr, KEEP: tl.constexpr, BIAS: tl.constexpr,
     PRECISION: tl.constexpr, M: tl.constexpr, B: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    z = logits_of(f, w, bias, block, C, d, BIAS, PRECISION, M, B, D)
-    z = without_labels(z, labels, block, N, C, start, K, M, B)
-    e = shifted(z, shift, sums, tops, block, N, MODE, M)
+    rows = tl.program_id(0) * M + tl.arange(0, M)
+    here = rows < N
+    first = block * B
+    z = with_bias(products(f, w, block, d, PRECISION, M, B, D), bias, first, C, BIAS, B)
+    z = without_labels(z, labels, first, N, C, start, K, M, B)
+    at = (tl.zeros((M,), tl.int64) + block) * N + rows
+    if MODE == TOP:
+        top = tl.max(z, 1)
+        tl.store(tops + at, top, here)
+        z -= tl.where(top == -float("inf"), 0.0, top)[:, None]
+    else:
+        off = shift_of(shift, rows, here)
+        z -= off[:, None]
+        if MODE == SUM:
+            tl.store(tops + at, off, here)
+    e = tl.exp2(z)
+    if MODE != SHARE:
+        tl.store(sums + at, tl.sum(e, 1), here)
     if KEEP:
-        store_tile(e, out, block, padded, M, B)
+        out.store([first // SLAB * padded + tl.program_id(0) * M, first % SLAB], e.to(out.dtype))
 
 
 @triton.jit
@@ -163,7 +152,7 @@ def feature_gradient(
 
 
 @triton.jit
-def _halves(x, R: tl.constexpr, D: tl.constexpr):
+def halves(x, R: tl.constexpr, D: tl.constexpr):
     """Return the left and the right half of a tile's columns."""
     return tl.split(tl.permute(tl.reshape(x, (R, 2, D // 2)), (0, 2, 1)))
 
@@ -191,9 +180,9 @@ def _finish(
 @triton.jit
 def _quarters(g, R: tl.constexpr, D: tl.constexpr):
     """Return the four quarters of a tile's columns: a whole tile and as much of the weight exceed the registers."""
-    left, right = _halves(g, R, D)
-    g0, g1 = _halves(left, R, D // 2)
-    g2, g3 = _halves(right, R, D // 2)
+    left, right = halves(g, R, D)
+    g0, g1 = halves(left, R, D // 2)
+    g2, g3 = halves(right, R, D // 2)
     return g0, g1, g2, g3
 
 

@@ -10,13 +10,13 @@ import triton
 import triton.language as tl
 
 from hypermargin.backends.fused.kernels import (
-    SHARE,
+    SLAB,
     SUM,
     TOP,
-    logits_of,
-    plus_bias,
-    shifted,
-    store_tile,
+    halves,
+    products,
+    shift_of,
+    with_bias,
     without_labels,
 )
 
@@ -49,7 +49,7 @@ def _ruled_tile(
 ):  # fmt: skip
     rows = tl.program_id(0) * M + tl.arange(0, M)
     here = rows < N
-    z = logits_of(f, w, bias, block, C, d, False, PRECISION, M, B, D)
+    z = products(f, w, block, d, PRECISION, M, B, D)
     long = tl.load(length + rows, here, 0.0)[:, None]  # |f|·log2 e; 0 for a row without a direction
     one = tl.where(long > 0, 1.0 / tl.where(long > 0, long, 1.0), 0.0)
     tau = tl.zeros((M, 1), tl.float32)
@@ -58,36 +58,66 @@ def _ruled_tile(
         tau = tl.load(numbers + rows, here, 0.0)[:, None]
     if NUMBERS > 1:
         other = tl.load(numbers + N + rows, here, 0.0)[:, None]
-    c = z * one
-    rho, slope = RULE(c, tau, other, p0, p1, p2, p3)
-    if STRAIGHT:
-        slope = tl.zeros_like(c) + 1.0
-    by_length = rho - c * slope
-    slope = tl.where(long > 0, slope, 0.0)
-    z = plus_bias(long * rho, bias, block, C, BIAS, B)
-    z = without_labels(z, labels, block, N, C, start, K, M, B)
-    at = (tl.zeros((M,), tl.int64) + block) * N + rows
-    if AGGREGATE == LOG_SUM_EXP:
-        e = shifted(z, shift, sums, tops, block, N, MODE, M)
-    else:
-        value = tl.where(z == -float("inf"), 0.0, z * LN_2)
-        e = tl.where(z == -float("inf"), 0.0, 1.0)
-        if AGGREGATE == SUM_OF_SOFTPLUS:
-            value, e = _softplus(z)
-        if MODE == SUM:
-            tl.store(sums + at, tl.sum(value, 1), here)
-    if MORE:
-        tl.store(more + at, tl.sum(e * by_length, 1), here)
+    top = tl.full((M,), -float("inf"), tl.float32)
+    if AGGREGATE == LOG_SUM_EXP and MODE != TOP:
+        top = shift_of(shift, rows, here)
+    total = tl.zeros((M,), tl.float32)
+    by_length = tl.zeros((M,), tl.float32)
+    by_bias = tl.zeros((M,), tl.float32)
+    # What a rule and an aggregate compute of an entry would not fit the registers for the whole tile at once.
+    left, right = halves(z, M, B)
+    z0, z1 = halves(left, M, B // 2)
+    z2, z3 = halves(right, M, B // 2)
+    Q: tl.constexpr = B // 4
+    for q in tl.static_range(4):
+        zq = z0 if q == 0 else z1 if q == 1 else z2 if q == 2 else z3
+        first = block * B + q * Q
+        c = zq * one
+        rho, slope = RULE(c, tau, other, p0, p1, p2, p3)
+        if STRAIGHT:
+            slope = tl.zeros_like(c) + 1.0
+        zq = without_labels(with_bias(long * rho, bias, first, C, BIAS, Q), labels, first, N, C, start, K, M, Q)
+        if AGGREGATE == LOG_SUM_EXP:
+            if MODE == TOP:
+                new = tl.maximum(top, tl.max(zq, 1))
+                finite = tl.where(new == -float("inf"), 0.0, new)
+                total *= tl.exp2(top - finite)
+                by_length *= tl.exp2(top - finite)
+                top = new
+                e = tl.exp2(zq - finite[:, None])
+            else:
+                e = tl.exp2(zq - top[:, None])
+            total += tl.sum(e, 1)
+        else:
+            if AGGREGATE == SUM_OF_SOFTPLUS:
+                value, e = _softplus(zq)
+            else:
+                e = tl.where(zq == -float("inf"), 0.0, 1.0)
+                value = tl.where(zq == -float("inf"), 0.0, zq * LN_2)
+            if MODE == SUM:
+                total += tl.sum(value, 1)
+        if MORE:
+            by_length += tl.sum(e * (rho - c * slope), 1)
+            if AGGREGATE != LOG_SUM_EXP:
+                by_bias += tl.sum(e, 1)
         if AGGREGATE != LOG_SUM_EXP:
-            tl.store(more + (tl.zeros((M,), tl.int64) + tiles) * N + at, tl.sum(e, 1), here)
-    if AGGREGATE != LOG_SUM_EXP:
-        e *= up
-    if MODE == COLUMNS:
-        e *= tl.load(factor + rows, here, 0.0)[:, None]
-        column = block * B + tl.arange(0, B)
-        tl.store(columns + tl.program_id(0).to(tl.int64) * C + column, tl.sum(e, 0), column < C)
-    if KEEP:
-        store_tile(tl.clamp(e * slope, -LIMIT, LIMIT), out, block, padded, M, B)
+            e *= up
+        if MODE == COLUMNS:
+            e *= tl.load(factor + rows, here, 0.0)[:, None]
+            column = first + tl.arange(0, Q)
+            tl.store(columns + tl.program_id(0).to(tl.int64) * C + column, tl.sum(e, 0), column < C)
+        if KEEP:
+            e = tl.clamp(e * tl.where(long > 0, slope, 0.0), -LIMIT, LIMIT)
+            out.store([first // SLAB * padded + tl.program_id(0) * M, first % SLAB], e.to(out.dtype))
+    at = (tl.zeros((M,), tl.int64) + block) * N + rows
+    if MODE == SUM or MODE == TOP:
+        tl.store(sums + at, total, here)
+        if AGGREGATE == LOG_SUM_EXP:
+            tl.store(tops + at, top, here)
+    if MORE:
+        tl.store(more + at, by_length, here)
+        if AGGREGATE != LOG_SUM_EXP:
+            tl.store(more + (tl.zeros((M,), tl.int64) + tiles) * N + at, by_bias, here)
 
 
 @triton.jit

@@ -85,7 +85,7 @@ class Ruled(Operands):
             rule_kernels.ruled_scores, (cdiv(step.N, tile.rows), blocks if redo is None else min(blocks, PROGRAMS)),
             tiled(self.x, tile.rows, tile.step),
             tiled(w, tile.columns, tile.step),
-            tiled(self.x, tile.rows, tile.step) if out is None else tiled(out, tile.rows, tile.columns),
+            tiled(self.x, tile.rows, tile.step) if out is None else tiled(out, tile.rows, tile.columns // 4),
             labels,
             *(labels if t is None else t for t in pointers),  # a kernel does not read what it is not given
             self.facts, self.facts[1:] if len(self.facts) > 1 else labels, *self.tile.numbers, 2.0**step.lift,
