@@ -11,6 +11,7 @@ from hypermargin.backends.base import PLAIN, Backend, Call, Rivals, find_backend
 from hypermargin.backends.chunked import Chunked
 from hypermargin.backends.dense import Dense
 from hypermargin.backends.fused import Triton, is_tested_on
+from hypermargin.backends.fused.rules import knows
 from hypermargin.centers import Centers
 from hypermargin.layout import ClassTable
 from hypermargin.rules import SOFTMAX, Rule, RuleAtRows
@@ -55,7 +56,7 @@ class Auto:
 
     def _choice(self, call: Call) -> tuple[Backend, str]:
         rows, classes = call.rows, call.classes
-        if call.dtype == torch.float32 and _is_plain(call) and is_tested_on(call.device):
+        if call.dtype == torch.float32 and _is_known(call) and is_tested_on(call.device):
             if torch.is_autocast_enabled("cuda"):
                 if rows * min(classes, 64) <= FUSED_LABELS * classes:
                     return Triton(), f"{LOGITS} under autocast: computed in tiles, measured as the fastest."
@@ -82,9 +83,9 @@ class Auto:
         return self.fitted(call)(f, table, rule, rival_sum=rival_sum, hardest=hardest)
 
 
-def _is_plain(call: Call) -> bool:
+def _is_known(call: Call) -> bool:
     """Return whether a call is about what the fused kernels know."""
-    return call.rule.is_softmax and not call.centers.pooled
+    return knows(call.rule) and not call.centers.pooled
 
 
 def explain_backend(

@@ -148,7 +148,7 @@ class Triton:
         if torch.compiler.is_compiling() and not learns(f, weight, bias, length):
             rows, rivals, total, *_ = ruled.forward_op(*inputs)
         else:
-            rows, rivals, total, *_ = apply(ruled.Node, *inputs, sink)
+            rows, rivals, total, *_ = ruled.differentiable((*inputs, sink))
         sums = _sum_of_rivals(f, total, rows, rivals, local, table) if rival_sum else None
         return Rivals(rows, rivals, sums, None)
 

@@ -84,9 +84,16 @@ class Operands:
     bias: Tensor | None  # in units of ln 2
     unit_weight: bool
 
-    def scores(self, mode: int, first: int, last: int, w: Tensor, **where: Tensor | None) -> None:
+    def scores(
+        self, mode: int, first: int, last: int, w: Tensor, *, out: Tensor | None = None,
+        shift: Tensor | None = None, redo: Tensor | None = None, sums: Tensor | None = None,
+        tops: Tensor | None = None,
+    ) -> None:  # fmt: skip
         """Do with the logits of a range of the classes, whose operand is w, what `mode` says."""
-        scores(self.step, mode, self.x, w, self.labels, self.biases(first, last), first, **where)
+        scores(
+            self.step, mode, self.x, w, self.labels, self.biases(first, last), first, out=out, shift=shift,
+            redo=redo, sums=sums, tops=tops,
+        )  # fmt: skip
 
     def biases(self, first: int, last: int) -> Tensor | None:
         """Return the bias of a range of the classes."""
@@ -97,8 +104,8 @@ class Operands:
     ) -> None:
         """Write the bias's gradient of a range of the classes, from their E or P."""
         launch(
-            row_kernels.column_sums, (cdiv(last - first, SLAB),), e, factors.relative[which], factors.largest[which],
-            out, self.step.N, self.step.padded, last - first, 16,
+            row_kernels.column_sums, (cdiv(last - first, SLAB),), e, factors.relative[which],
+            factors.largest[which], out, self.step.N, self.step.padded, last - first, 16,
         )  # fmt: skip
 
     def combined(self, tops: Tensor, top_so_far: Tensor, sum_so_far: Tensor, tiles: int, first: bool) -> None:
@@ -133,7 +140,8 @@ def in_parts(
 
 def longest(step: Step, chunk: int) -> int:
     """Return the classes per part of a forward, which holds no P: more of the weight fits in its place."""
-    return max(min(chunk * (step.N + step.d) // step.d // SLAB * SLAB, 2**22), chunk)
+    most: int = max(min(chunk * (step.N + step.d) // step.d // SLAB * SLAB, 2**22), chunk)
+    return most
 
 
 def parts_of(step: Step, chunk: int, kept: int) -> list[tuple[int, int]]:

@@ -110,7 +110,7 @@ def _ruled_tile(
             e = tl.clamp(e * tl.where(long > 0, slope, 0.0), -LIMIT, LIMIT)
             out.store([first // SLAB * padded + tl.program_id(0) * M, first % SLAB], e.to(out.dtype))
     at = (tl.zeros((M,), tl.int64) + block) * N + rows
-    if MODE == SUM or MODE == TOP:
+    if (MODE == SUM) | (MODE == TOP):
         tl.store(sums + at, total, here)
         if AGGREGATE == LOG_SUM_EXP:
             tl.store(tops + at, top, here)
@@ -130,16 +130,16 @@ def ruled_scores(
 ):  # fmt: skip
     """Compute M rows and B classes as `kernels.scores` does, each rival counting as RULE says.
 
-    With MORE also, per tile, Σ e·(ρ − c·ρ′), for the gradient by |f|, with the shift of `sums`, and where nothing is
-    shifted Σ e beside it, after `tiles` tiles. `up` is the power of two that this e is multiplied by when stored.
+    With MORE also, per tile, Σ e·(ρ − c·ρ′), for the gradient by |f|, with the shift of `sums`, and where nothing
+    is shifted Σ e beside it, after `tiles` tiles. `up` is the power of two that e is stored times, if unshifted.
     """
     if REDO:
         rows = tl.program_id(0) * M + tl.arange(0, M)
         blocks = tl.where(tl.max(tl.load(redo + rows, rows < N, 0), 0) != 0, tl.cdiv(C, B), 0)
         for block in range(tl.program_id(1), blocks, tl.num_programs(1)):
             _ruled_tile(
-                f, w, out, labels, bias, shift, sums, tops, more, factor, columns, length, numbers, p0, p1, p2, p3, up,
-                block, N, padded, C, start, d, tiles, K, MODE, KEEP, BIAS, RULE, NUMBERS, STRAIGHT, AGGREGATE,
+                f, w, out, labels, bias, shift, sums, tops, more, factor, columns, length, numbers, p0, p1, p2, p3,
+                up, block, N, padded, C, start, d, tiles, K, MODE, KEEP, BIAS, RULE, NUMBERS, STRAIGHT, AGGREGATE,
                 MORE, LIMIT, PRECISION, M, B, D,
             )  # fmt: skip
     else:
@@ -213,7 +213,7 @@ def mean_of_more(
     more, tops, top_so_far, sum_so_far, top_before, more_so_far, mean, N, tiles, FIRST: tl.constexpr,
     M: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
-    """Add up Σ e·(ρ − c·ρ′) of these tiles, and divide by Σ e; run after `combine`, whose tops they are scaled by."""
+    """Add up Σ e·(ρ − c·ρ′) of these tiles, and divide by Σ e; run after `combine`, whose tops scale them."""
     rows = tl.program_id(0) * M + tl.arange(0, M)
     here = rows < N
     top = tl.load(top_so_far + rows, here, 0.0)

@@ -1,8 +1,8 @@
 """What a rival counts as, in a tile of cosines: ρ(c) and its slope, one Triton function per rule.
 
-Each is given the cosines (M, B), two numbers of every row (M, 1), such as a threshold, and four numbers of the rule.
-The formulas are those of `hypermargin.rules`; `rules.py` says which rule takes which function. What `rules/_angles.py`
-does near ±1 is done here: where sin² θ is at most 4 eps, sin θ is 0.
+Each is given a tile of cosines, two numbers of every row (M, 1), such as a threshold, and four numbers of the rule.
+The formulas are those of `hypermargin.rules`, and `rules.py` says which rule takes which function. What
+`rules/_angles.py` does near ±1 is done here: where sin² θ is at most 4 eps, sin θ is 0.
 """
 
 from __future__ import annotations
@@ -185,3 +185,9 @@ def within_reach(c, row, more, k, b, p2, p3):
     """Return σ(k(b − θ))·c: SFace."""
     v = _sigmoid(k * (b - _angle(c)))
     return v * c, v
+
+
+@triton.jit
+def half_square(c, row, more, p0, p1, p2, p3):
+    """Return c²/2: P2SGrad, where a bias or a pool keeps it from its d×d matrix."""
+    return 0.5 * c * c, c

@@ -1,9 +1,9 @@
 """The fused backend for heads whose rivals count by a rule: the order of the kernels, and the autograd node.
 
 It is the way of `ops.py` with other scores (`rule_kernels.py`): what is kept of a class is exp(ρ)·ρ′ in place of
-exp z, so both products of the backward stay as they are. Sums of softplus and plain sums need no base and nothing
-is ever done again: what is kept of them is at most ρ′. A gradient by |f|, and by a bias that all classes share, needs
-one more sum per row, which the forward takes along; that of a bias per class needs the scores once more.
+exp z, so both products of the backward stay as they are. Sums of softplus and plain sums need no base, and nothing
+is ever done again: what is kept of them is at most ρ′. A gradient by |f|, and by a bias that all classes share,
+needs one more sum per row, which the forward takes along; that of a bias per class needs the scores once more.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ from hypermargin.backends.fused.rules import InTiles, in_tiles
 from hypermargin.backends.fused.sinks import updating
 from hypermargin.backends.fused.tiles import power
 from hypermargin.layout import ClassTable
+from hypermargin.numerics import apply
 from hypermargin.rules import LOG_SUM_EXP, SUM, SUM_OF_SOFTPLUS
 from hypermargin.rules._base import from_text
 
@@ -69,12 +70,12 @@ class Ruled(Operands):
     @property
     def is_additive(self) -> bool:
         """Whether rivals add up as they are, without a shift."""
-        return self.aggregate != rule_kernels.LOG_SUM_EXP.value
+        return bool(self.aggregate != rule_kernels.LOG_SUM_EXP.value)
 
     def scores(
-        self, mode: int, first: int, last: int, w: Tensor, *, out: Tensor | None = None, shift: Tensor | None = None,
-        redo: Tensor | None = None, sums: Tensor | None = None, tops: Tensor | None = None,
-        factor: Tensor | None = None, columns: Tensor | None = None,
+        self, mode: int, first: int, last: int, w: Tensor, *, out: Tensor | None = None,
+        shift: Tensor | None = None, redo: Tensor | None = None, sums: Tensor | None = None,
+        tops: Tensor | None = None, factor: Tensor | None = None, columns: Tensor | None = None,
     ) -> None:  # fmt: skip
         """Do with the logits of a range of the classes, counted by the rule, what `mode` says."""
         step, tile, C, labels = self.step, self.step.tiles.scores, w.shape[0], self.labels
@@ -142,8 +143,8 @@ def prepared(
     if step.N:
         launch(
             rule_kernels.row_facts, (cdiv(step.N, 256),), length.contiguous(),
-            length if threshold is None else threshold.contiguous(), base, facts, step.N, float(-step.lift), numbers,
-            not additive, 256,
+            length if threshold is None else threshold.contiguous(), base, facts, step.N, float(-step.lift),
+            numbers, not additive, 256,
         )  # fmt: skip
     bias2 = None if bias is None else bias * LOG2_E
     before = facts.new_empty(2, step.N if more is not None else 0)
@@ -191,7 +192,7 @@ def backward_into(
     by_rivals: Tensor, by_total: Tensor | None, chunk: int, operands: str, rule: str, need_f: bool, need_bias: bool,
     update: Update | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return df, db and the gradient by |f|, empty if not needed; the weight's gradient is used as `update` says."""
+    """Return df, db and the gradient by |f|, empty if not needed; dW is used as `update` says."""
     step = step_of(*f.shape[:1], *weight.shape, operands, f.device, True)
     N, d = step.N, step.d
     db = torch.zeros_like(bias) if bias is not None and need_bias else f.new_empty(0)
@@ -238,6 +239,12 @@ def backward(
     return df, dW, db, by_length
 
 
+def differentiable(inputs: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    """Run `forward` on its inputs and where the weight's gradient goes, as a node of autograd."""
+    found: tuple[Tensor, ...] = apply(_Node, *inputs)
+    return found
+
+
 forward_op = torch.library.custom_op("hypermargin::fused_ruled_forward", forward, mutates_args=())
 backward_op = torch.library.custom_op("hypermargin::fused_ruled_backward", backward, mutates_args=())
 
@@ -264,7 +271,7 @@ def _(f, weight, bias, local, length, *rest):  # type: ignore[no-untyped-def]
     return *empty_gradients(f, weight, bias, *rest[-3:]), torch.empty_like(length)
 
 
-class Node(torch.autograd.Function):
+class _Node(torch.autograd.Function):
     """The one autograd node; it computes all of dW, including the part that comes through the label rows."""
 
     @staticmethod
@@ -290,23 +297,26 @@ class Node(torch.autograd.Function):
         by_rivals = torch.zeros_like(left[2]) if by_rivals is None else by_rivals
         by_total = by_total if want_total else None  # torch.compile may pass an empty tensor
         by_f, by_weight, by_bias, _, by_length, *_ = ctx.needs_input_grad
-        given = (f, weight, bias, local, length, threshold, *left, by_rows, by_rivals, by_total)
         grads: tuple[Tensor | None, ...]
         if torch.is_grad_enabled():
             if sink is not None:
                 raise RuntimeError("a head with FusedSGD or weight.main_grad has no second derivative.")
-            rivals = Node.apply(f, weight, bias, local, length, threshold, *ctx.settings)[1]
+            rivals = _Node.apply(f, weight, bias, local, length, threshold, *ctx.settings)[1]
             table = ClassTable(weight, True, bias, local.clamp(min=-1))
             at_rows = rule_at_rows(rule, length, threshold)
             grads = differentiable_gradients(f, table, at_rows, rivals, by_rows, by_rivals, by_total)
-        elif sink is not None and by_weight:
-            with updating(sink, weight) as update:
-                df, db, dl = backward_into(*given, chunk, operands, rule, by_f, by_bias, update)
-            grads = (df, None, db, dl)
         else:
-            run = backward_op if torch.compiler.is_compiling() else backward
-            grads = run(*given, chunk, operands, rule, by_f, by_weight, by_bias)
-        df, dW, db, dl = (
-            grad if need else None for grad, need in zip(grads, (by_f, by_weight, by_bias, by_length), strict=True)
-        )
-        return df, dW, db, None, dl, *[None] * 8
+            sides = (f, weight, bias, local, length, threshold)
+            given = (*sides, *left, by_rows, by_rivals, by_total, chunk, operands, rule, by_f)
+            run: Any
+            if sink is not None and by_weight:
+                run = backward_into
+                with updating(sink, weight) as update:
+                    df, db, dl = run(*given, by_bias, update)
+                grads = (df, None, db, dl)
+            else:
+                run = backward_op if torch.compiler.is_compiling() else backward
+                grads = run(*given, by_weight, by_bias)
+        needed = (by_f, by_weight, by_bias, by_length)
+        by_each = [grad if need else None for grad, need in zip(grads, needed, strict=True)]
+        return *by_each[:3], None, by_each[3], *[None] * 8

@@ -33,6 +33,7 @@ KNOWN: dict[type[Rule], Callable[[Any], InTiles]] = {
     rules.SphereFaceR: lambda of: InTiles("slower", (of.m,), of.derivative == "straight"),
     rules.SphereFace2: lambda of: _sphereface2(of),
     rules.UniFace: lambda of: InTiles("identity"),
+    rules.P2SGrad: lambda of: InTiles("half_square"),
     rules.SFace: lambda of: InTiles("within_reach", (of.k, of.b)),
 }
 
