@@ -25,6 +25,7 @@ from hypermargin.centers import Centers
 from hypermargin.margins import AdaFace, ArcFace, Combined, CosFace, NoMargin, SphereFace, SphereFace2
 from hypermargin.parallel import messages as collective
 from hypermargin.parallel.shard import class_range
+from hypermargin.recipes import FAMILY
 from hypermargin.rules import MVSoftmax
 from hypermargin.scores import Scores
 from hypermargin.terms import RingLoss
@@ -75,15 +76,21 @@ def problem(ranks, classes, sizes=(3, 2, 4, 1), seed=1):
     return sizes, 2 * numbers(n, D, seed=seed), y
 
 
+def made(margin, classes, **options):
+    """A head with a margin, or one of the family by its name."""
+    options = copy.deepcopy(options)
+    if isinstance(margin, str):
+        return hm.create_head(margin, D, classes, dtype=torch.float64, **options).double()
+    return hm.MarginHead(D, classes, margin, dtype=torch.float64, **({"scale": 1.0} | options)).double()
+
+
 def pair(ranks, margin, classes, average=True, **options):
     """The plain head and the sharded one, with the same numbers in them."""
     torch.manual_seed(3)
-    options.setdefault("scale", 1.0)
-    one = hm.MarginHead(D, classes, margin, dtype=torch.float64, **copy.deepcopy(options)).double()
+    one = made(margin, classes, **options)
     if one.bias is not None:
         one.bias.data.normal_()
-    shard = hm.Shard(ranks.group, average=average)
-    many = hm.MarginHead(D, classes, margin, dtype=torch.float64, shard=shard, **copy.deepcopy(options)).double()
+    many = made(margin, classes, shard=hm.Shard(ranks.group, average=average), **options)
     mine, rows = ranks.classes(classes), ranks.weight_rows(one)
     assert many.weight.shape[0] == rows.stop - rows.start
     many.weight.data.copy_(one.weight.data[rows])
@@ -209,6 +216,17 @@ def any_number_of_classes(ranks):
     for classes in (1, 2, 3, 4, 5, 8, 13):
         agree(ranks, ArcFace(), classes=classes, scale=8.0, bias=classes % 2 == 0)
         agree(ranks, NoMargin(), classes=classes, unit_weight=False, backend=Chunked(chunk=2), label_smoothing=0.1)
+
+
+@case(2)
+def every_head(ranks):
+    """Each head of the family by its name, with all classes and with a sample of them."""
+    for name, recipe in FAMILY.items():
+        given = {"counts": [100, 1, 1000, 3, 30, 7, 7]} if recipe.by_counts else {}
+        agree(ranks, name, ignore=(1,), steps=2, backend="dense", **given)
+        agree(ranks, name, backend=Chunked(chunk=2), **given)
+        whole = {"together": 0.0} if recipe.centers.together else {}  # which is about all classes
+        agree(ranks, name, steps=2, sample=hm.PartialFC(0.5), **given, **whole)
 
 
 @case(1, 3)

@@ -297,12 +297,6 @@ def test_a_rule_is_a_value_and_the_registry_finds_it():
         MVSoftmax(t=-1.0)
 
 
-def test_a_backend_without_rules_says_so():
-    x, W, y = (t.float() if t.is_floating_point() else t for t in draw())
-    with pytest.raises(ValueError, match=r"know softmax's rule alone, not MVSoftmax|cannot run here"):
-        hm.margin_softmax(x, W, y, CosFace(), scale=8.0, rule=MVSoftmax(), backend="triton")
-
-
 def test_files_keep_what_the_slots_hold(tmp_path):
     """Statistics, row terms, offsets and a shared bias go through `heads.write` and `heads.read`."""
     offsets = torch.linspace(-1, 1, 7)
