@@ -1,6 +1,6 @@
 """On a GPU: the same numbers, no synchronisation in the step, torch.compile, reduced operands within their bounds.
 
-Needs torch alone: `pytest -m gpu tests/core/test_cuda.py`, or `python tests/core/test_cuda.py` without pytest.
+Needs torch alone: `pytest -m gpu tests/core/test_cuda.py`, or tests/on_gpu.py where there is no pytest.
 """
 
 import functools
@@ -298,13 +298,3 @@ def test_tf32_is_not_used():
         torch.set_float32_matmul_precision(before)
     assert abs(here[0].threshold - there[0].threshold) < 1e-5
     assert np.abs(here[1].stranger - there[1].stranger).max() < 3e-6
-
-
-if __name__ == "__main__":
-    for name, test in list(globals().items()):
-        if name.startswith("test_"):
-            try:
-                test()
-                print("passed", name, flush=True)
-            except Exception as error:
-                print("FAILED", name, type(error).__name__, str(error)[:600], flush=True)

@@ -1,7 +1,7 @@
 """The fused backend's kernels, in Triton's interpreter where there is no GPU: every logic, at small ragged sizes.
 
-Run on a GPU (`pytest -m gpu tests/core/test_fused.py`, or `python tests/core/test_fused.py` without pytest) the
-same laws hold for the compiled kernels. The interpreter's bfloat16 products are wrong, so those are tested on the
+Run on a GPU (`pytest -m gpu tests/core/test_fused.py`, or tests/on_gpu.py where there is no pytest) the same laws
+hold for the compiled kernels. The interpreter's bfloat16 products are wrong, so those are tested on the
 GPU only.
 """
 
@@ -11,7 +11,6 @@ import itertools
 import json
 import math
 import os
-import sys
 import tempfile
 
 if not os.path.exists("/dev/nvidiactl"):
@@ -130,6 +129,16 @@ def test_what_is_kept_is_what_the_memory_allows():
         operands = 2 * (16 if dim == 16 else 512) * (cut.kept + (cut.chunk if cut.kept < 10**6 else 0))
         used = sum(2 * a * b for a, b in held) + operands
         assert used <= memory * 2**20 or cut.kept == 0
+
+
+def over(cases):
+    """A test of each of these, with pytest and without."""
+
+    def mark(test):
+        test.cases = list(cases)
+        return pytest.mark.parametrize("case", test.cases)(test) if pytest else test
+
+    return mark
 
 
 def on_a_gpu(test):
@@ -799,21 +808,3 @@ def test_auto_takes_it_where_it_was_measured_as_the_fastest(monkeypatch):
         assert isinstance(few, Triton if tested else Dense)
         assert few.operands == ("bfloat16" if autocast else None)
         assert isinstance(auto.Auto().fitted(Call(8192, 16, gpu)), Dense)  # 512 labels per class
-
-
-def run_without_pytest(tests):
-    """Run what does not need it, or those of them that the command line names a part of."""
-    for name, test in list(tests.items()):
-        if (
-            name.startswith("test_")
-            and callable(test)
-            and (not sys.argv[1:] or any(part in name for part in sys.argv[1:]))
-            and not test.__code__.co_argcount
-            and "raises" not in test.__code__.co_names
-        ):
-            test()
-            print("passed", name, flush=True)
-
-
-if __name__ == "__main__":
-    run_without_pytest(globals())

@@ -1,6 +1,6 @@
 """Rivals that count by a rule in the fused backend, in Triton's interpreter where there is no GPU.
 
-As test_fused.py, it runs on a GPU too, with pytest or without (`python tests/core/test_fused_rules.py`).
+As test_fused.py, it runs on a GPU too, with pytest or by tests/on_gpu.py without.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ import sys
 
 import test_fused
 import torch
-from test_fused import DEVICE, example, on_a_gpu, pytest, relative, slow_here
+from test_fused import DEVICE, example, on_a_gpu, over, pytest, relative, slow_here
 
 try:
     import triton
@@ -75,17 +75,18 @@ def near_rivals(x, W):
     return W
 
 
-def test_every_rule_against_float64():
+@over(HEADS)
+def test_every_rule_against_float64(case):
     x, W, y = example(*SIZES)
     W, y[3] = near_rivals(x, W), -100
     assert fused.plan(20, 520, 16, SOME).kept == 256
-    for (name, options), settings in zip(HEADS.items(), itertools.cycle(SETTINGS), strict=False):
-        right = found_by(name, options, x, W, y, "dense", torch.float64)
-        usual = found_by(name, options, x, W, y, "dense")
-        ours = found_by(name, options, x, W, y, settings)
-        assert len(ours) == len(right)
-        for a, b, c in zip(ours, usual, right, strict=True):
-            assert relative(a, c) <= 3 * relative(b, c) + 1e-5, (name, settings)
+    options, settings = HEADS[case], SETTINGS[list(HEADS).index(case) % len(SETTINGS)]
+    right = found_by(case, options, x, W, y, "dense", torch.float64)
+    usual = found_by(case, options, x, W, y, "dense")
+    ours = found_by(case, options, x, W, y, settings)
+    assert len(ours) == len(right)
+    for a, b, c in zip(ours, usual, right, strict=True):
+        assert relative(a, c) <= 3 * relative(b, c) + 1e-5, settings
 
 
 def test_learned_scales_offsets_and_biases():
@@ -179,19 +180,18 @@ def test_slices_of_the_classes_add_up():
         torch.testing.assert_close(torch.maximum(a.hardest, b.hardest), whole.hardest, rtol=1e-4, atol=1e-4)
 
 
-def test_reduced_operands():
+@over(HEADS if DEVICE == "cuda" else ["curricularface", "sphereface2"])
+def test_reduced_operands(case):
     operands = {"float16": 4e-3} | ({"bfloat16": 3e-2} if DEVICE == "cuda" else {})
     x, W, y = example(12, 300, 512)
     x = torch.nn.functional.normalize(W[y]) * 2 + torch.nn.functional.normalize(x)
-    for (kind, bound), (name, options) in itertools.product(operands.items(), HEADS.items()):
-        if DEVICE == "cpu" and name not in {"curricularface", "sphereface2"}:
-            continue
-        # Sharp steps by the angle are as uncertain as k times its rounding.
-        options = {"k": 5.0} if name == "sface" else options
-        right = found_by(name, options, x, W, y, "dense", torch.float64)
-        ours = found_by(name, options, x, W, y, Triton(operands=kind, chunk=256))
+    # Sharp steps by the angle are as uncertain as k times its rounding.
+    options = {"k": 5.0} if case == "sface" else HEADS[case]
+    right = found_by(case, options, x, W, y, "dense", torch.float64)
+    for kind, bound in operands.items():
+        ours = found_by(case, options, x, W, y, Triton(operands=kind, chunk=256))
         errors = [relative(a, b) for a, b in zip(ours, right, strict=True)]
-        assert max(errors) < bound, (kind, name, errors)
+        assert max(errors) < bound, (kind, errors)
         assert max(errors) > 1e-6  # and they were really used
 
 
@@ -297,7 +297,3 @@ def test_the_kernels_compile_for_other_gpus():
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("compiled") == 2 * (len(rules.names()) - 1)  # all but softmax
-
-
-if __name__ == "__main__":
-    test_fused.run_without_pytest(globals())
