@@ -37,10 +37,10 @@ demo: $(RUNS)  ## compare three heads on generated characters; writes a report t
 test: $(READY)  ## the tests
 	@$(BIN)/python -m pytest -n 2 --dist loadfile -rs
 
-# Without the kernels in Triton's interpreter, which take as long as all the rest: `pytest tests/core/test_fused.py`.
+# Without the kernels in Triton's interpreter, which take as long as all the rest: `pytest tests/core/test_fused*.py`.
 test-core: $(READY)  ## the loss alone: margins, rules, backends, sharding, files of old versions; under a minute
 	@$(BIN)/python -m pytest -n 2 --dist loadfile tests/core tests/parallel tests/test_stored.py \
-		--ignore tests/core/test_fused.py
+		--ignore-glob "tests/core/test_fused*"
 
 # The processor, as far as an environment can change it: each line is run with other kernels, and other threads.
 MACHINES := \
