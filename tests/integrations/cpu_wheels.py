@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 DECLARED = """
-# Added by tests/integrations/cpu_wheels.py of hypermargin: this torch has no CUDA, so the compiled part is not loaded.
+# Added by tests/integrations/cpu_wheels.py of hypermargin: torch has no CUDA, so the compiled part is not loaded.
 for _operator in ("nms", "qnms"):
     torch.library.define(f"torchvision::{_operator}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 """
