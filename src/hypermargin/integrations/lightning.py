@@ -95,7 +95,7 @@ class HeadMonitor(Callback):
             return {}, 0
         head, (features, labels) = pl_module.get_submodule(self.name), self._seen
         self._seen = None
-        values = watch.numbers(watch.look(head, features, labels))
+        values: dict[str, Any] = watch.numbers(watch.look(head, features, labels))
         adjustment = combined(head.schedules, training=False)  # of the step that was done
         values |= {
             "scale": float(head.current_scale().detach()),
