@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-
 from hypermargin.integrations.speaker import Classifier, ClassifierLoss, Loss, Projection
 
 N, C, D = 24, 10, 8
