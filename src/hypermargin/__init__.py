@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # the same names as in _LATER, for editors and type checkers
         evaluate,
         heads,
         hinge,
+        integrations,
         plots,
         testing,
         training,
@@ -60,6 +61,7 @@ __all__ = [
     "explain_backend",
     "heads",
     "hinge",
+    "integrations",
     "list_heads",
     "load",
     "margin_cross_entropy",
@@ -80,7 +82,18 @@ __all__ = [
 
 # What is imported on first use: packages by their own name, and the functions and classes that some of them lend.
 # hinge, testing, proxies and samples are core, but no head needs them.
-_PACKAGES = ("advise", "compare", "data", "deploy", "estimator", "evaluate", "heads", "plots", "training")
+_PACKAGES = (
+    "advise",
+    "compare",
+    "data",
+    "deploy",
+    "estimator",
+    "evaluate",
+    "heads",
+    "integrations",
+    "plots",
+    "training",
+)
 _LATER = {
     **dict.fromkeys((*_PACKAGES, "hinge", "testing"), ""),
     "MarginSoftmaxClassifier": "estimator",

@@ -1,0 +1,27 @@
+"""Heads of this library in the training loops of other frameworks: one module per framework, imported when used."""
+
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any
+
+__all__ = sorted(module.name for module in iter_modules(__path__) if not module.name.startswith("_"))
+
+
+def __getattr__(name: str) -> Any:
+    """Import the module of a framework when it is asked for (PEP 562)."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
+    return import_module(f"{__name__}.{name}")
+
+
+def __dir__() -> list[str]:
+    """List the modules, imported or not."""
+    return sorted({*globals(), *__all__})
+
+
+def missing(error: ModuleNotFoundError, package: str, extra: str) -> ModuleNotFoundError:
+    """Return the error for a framework that is not installed, or the error itself if it is about something else."""
+    if error.name != package:
+        return error
+    install = f"pip install 'hypermargin[{extra}]'"
+    return ModuleNotFoundError(f"this needs {package}, which is not installed. Run: {install}", name=package)
