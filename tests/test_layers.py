@@ -182,15 +182,21 @@ def run(code: str) -> str:
 
 @pytest.fixture(scope="module")
 def loaded() -> list[str]:
-    return run("import sys, hypermargin; print(*sys.modules)").split()
+    """The modules that the losses and the heads need."""
+    return run("import sys, hypermargin; hypermargin.create_head; print(*sys.modules)").split()
 
 
-def test_import_loads_few_modules(loaded):
+def test_heads_load_few_modules(loaded):
     mine = [name for name in loaded if name.split(".")[0] == OWN]
     assert len(mine) <= MOST_MODULES, mine
 
 
-def test_import_loads_nothing_of_the_application(loaded):
+def test_the_package_itself_needs_no_torch():
+    """So that Keras on JAX or TensorFlow, and plain JAX, can be used without it."""
+    assert run("import sys, hypermargin, hypermargin.classic; print('torch' in sys.modules)") == "False\n"
+
+
+def test_heads_load_nothing_of_the_application(loaded):
     early = [name for name in loaded if name.startswith(f"{OWN}.") and room(name) != "core"]
     assert not early, early
 

@@ -1,26 +1,18 @@
 """Softmax with a margin: exact losses for embeddings and classifiers.
 
-The core, which computes losses, is imported with the package. The application, which trains, evaluates, draws and
-exports, is imported on first use: `hypermargin.training` needs no import of its own.
+Everything is imported on first use, so that `hypermargin.training` needs no import of its own, and so that Keras on
+JAX or TensorFlow and plain JAX (`hypermargin.integrations`) do not import torch.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from hypermargin import backends, margins, parallel, rules, schedule, terms, views
-from hypermargin.backends import explain_backend, register_backend
-from hypermargin.centers import Centers
-from hypermargin.family import create_head, list_heads
-from hypermargin.functional import margin_cross_entropy, margin_softmax
-from hypermargin.head import MarginHead
-from hypermargin.optim import FusedSGD, SampledAdamW, SampledSGD
-from hypermargin.parallel import PartialFC, Shard
-from hypermargin.settings import HeadSettings
 from hypermargin.version import __version__ as __version__
 
 if TYPE_CHECKING:  # the same names as in _LATER, for editors and type checkers
     from hypermargin import (
         advise,
+        backends,
         compare,
         data,
         deploy,
@@ -29,13 +21,27 @@ if TYPE_CHECKING:  # the same names as in _LATER, for editors and type checkers
         heads,
         hinge,
         integrations,
+        margins,
+        parallel,
         plots,
+        rules,
+        schedule,
+        terms,
         testing,
         training,
+        views,
     )
+    from hypermargin.backends import explain_backend, register_backend
+    from hypermargin.centers import Centers
     from hypermargin.estimator import MarginSoftmaxClassifier
+    from hypermargin.family import create_head, list_heads
+    from hypermargin.functional import margin_cross_entropy, margin_softmax
+    from hypermargin.head import MarginHead
+    from hypermargin.optim import FusedSGD, SampledAdamW, SampledSGD
+    from hypermargin.parallel import PartialFC, Shard
     from hypermargin.proxies import ProxyAnchor, proxy_anchor
     from hypermargin.samples import contrastive, supervised_contrastive
+    from hypermargin.settings import HeadSettings
     from hypermargin.training import load
 
 __all__ = [
@@ -80,39 +86,48 @@ __all__ = [
     "views",
 ]
 
-# What is imported on first use: packages by their own name, and the functions and classes that some of them lend.
-# hinge, testing, proxies and samples are core, but no head needs them.
-_PACKAGES = (
-    "advise",
-    "compare",
-    "data",
-    "deploy",
-    "estimator",
-    "evaluate",
-    "heads",
-    "integrations",
-    "plots",
-    "training",
-)
+# Packages and modules by their own name, and the functions and classes that some of them lend.
+_MODULES = (
+    "advise", "backends", "compare", "data", "deploy", "estimator", "evaluate", "heads", "hinge", "integrations",
+    "margins", "parallel", "plots", "rules", "schedule", "terms", "testing", "training", "views",
+)  # fmt: skip
 _LATER = {
-    **dict.fromkeys((*_PACKAGES, "hinge", "testing"), ""),
+    **dict.fromkeys(_MODULES, ""),
+    **dict.fromkeys(("explain_backend", "register_backend"), "backends"),
+    "Centers": "centers",
     "MarginSoftmaxClassifier": "estimator",
+    **dict.fromkeys(("create_head", "list_heads"), "family"),
+    **dict.fromkeys(("margin_cross_entropy", "margin_softmax"), "functional"),
+    "MarginHead": "head",
+    **dict.fromkeys(("FusedSGD", "SampledAdamW", "SampledSGD"), "optim"),
+    **dict.fromkeys(("PartialFC", "Shard"), "parallel"),
     **dict.fromkeys(("ProxyAnchor", "proxy_anchor"), "proxies"),
     **dict.fromkeys(("contrastive", "supervised_contrastive"), "samples"),
+    "HeadSettings": "settings",
     "load": "training",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name of the application when it is asked for (PEP 562)."""
+    """Import a name when it is asked for (PEP 562)."""
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     owner = _LATER[name]
-    found = getattr(import_module(f"{__name__}.{owner}"), name) if owner else import_module(f"{__name__}.{name}")
+    try:
+        module = import_module(f"{__name__}.{owner or name}")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ModuleNotFoundError(
+            f"hypermargin.{name} needs PyTorch, which is not installed. Run: pip install torch. Only "
+            "hypermargin.integrations.keras and hypermargin.integrations.jax do without it.",
+            name="torch",
+        ) from None
+    found = getattr(module, name) if owner else module
     globals()[name] = found  # once: the next access does not come here
     return found
 
 
 def __dir__() -> list[str]:
-    """List the names of the application too, imported or not."""
+    """List all names, imported or not."""
     return sorted({*globals(), *__all__})

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, cast
 
 from torch import Tensor
 
 from hypermargin.centers import ONE, Centers
+from hypermargin.classic import CLASSIC
 from hypermargin.counts import margins_from_counts, offsets_from_counts
 from hypermargin.margins import (
     AdaFace,
     AdaptiveFace,
     ArcFace,
-    Combined,
     CosFace,
     DynArcFace,
     ElasticArcFace,
@@ -26,6 +27,7 @@ from hypermargin.margins import (
     NoMargin,
     SphereFace,
     X2Softmax,
+    get,
 )
 from hypermargin.margins import Circle as CircleMargin
 from hypermargin.margins import LiArcFace as LiArcFaceMargin
@@ -103,12 +105,15 @@ class Recipe:
         )  # fmt: skip
 
 
-def _lambda_of_l_softmax() -> Schedule:
-    return LambdaAnnealing(base=1000.0, gamma=2.5e-5, power=35.0, floor=0.0)
-
-
-def _lambda_of_a_softmax() -> Schedule:
-    return LambdaAnnealing(base=1000.0, gamma=0.12, power=1.0, floor=5.0)
+def _classic(name: str, **words: str) -> Recipe:
+    """Return the recipe of a classic head, with its numbers from classic.py; `words` say what to know about it."""
+    head = CLASSIC[name]
+    return Recipe(
+        get(head.margin)(**head.numbers), scale=head.scale, unit_weight=head.unit_weight,
+        unit_features=head.unit_features, bias=head.bias, learn_scale=head.learn_scale,
+        scale_floor=head.scale_floor,
+        schedule=None if head.annealing is None else partial(LambdaAnnealing, *head.annealing), **words,
+    )  # fmt: skip
 
 
 def _margins_by_counts(counts: Tensor, margin: Margin, tau: float) -> dict[str, Tensor]:
@@ -123,8 +128,8 @@ def _only_counts(counts: Tensor, margin: Margin, tau: float) -> dict[str, Tensor
     return {"class_counts": counts}
 
 
-_SPHEREFACE = Recipe(
-    SphereFace(m=4.0), unit_features=False, scale=1.0, schedule=_lambda_of_a_softmax,
+_SPHEREFACE = _classic(
+    "sphereface",
     boundary="mθ1 = θ2", width="θ12·(m−1)/(m+1)",
     good="angle is all that separates classes", bad="hard to train without λ; thin band between close classes",
     paper="Liu et al. 2017, arXiv:1704.08063",
@@ -152,22 +157,22 @@ _SPHEREFACE_R = (
 VERSIONS = {"sphereface-r": ("sphereface-r-v0", "sphereface-r-v1", "sphereface-r-v2")}
 
 FAMILY: dict[str, Recipe] = {
-    "softmax": Recipe(
-        NoMargin(), unit_weight=False, unit_features=False, scale=1.0, bias=True,
+    "softmax": _classic(
+        "softmax",
         boundary="|W1|cos θ1 + b1/|x| = |W2|cos θ2 + b2/|x|", width="0",
         good="nothing to tune but weight decay; trains everywhere",
         bad="separates, does not gather; length competes with angle",
         paper="Bridle 1990",
     ),
-    "l-softmax": Recipe(
-        SphereFace(m=4.0), unit_weight=False, unit_features=False, scale=1.0, schedule=_lambda_of_l_softmax,
+    "l-softmax": _classic(
+        "l-softmax",
         boundary="|W1|cos mθ1 = |W2|cos θ2", width="θ12·(m−1)/(m+1) if |W1| = |W2|",
         good="the first margin; widest hypothesis space",
         bad="a long W_y meets the margin as well as a small angle",
         paper="Liu et al. 2016, arXiv:1612.02295",
     ),
-    "modified-softmax": Recipe(
-        NoMargin(), unit_features=False, scale=1.0,
+    "modified-softmax": _classic(
+        "modified-softmax",
         boundary="θ1 = θ2", width="0",
         good="decides by angle; no bias towards frequent classes",
         bad="easy samples still grow |x| instead of turning",
@@ -175,34 +180,34 @@ FAMILY: dict[str, Recipe] = {
     ),
     "a-softmax": _SPHEREFACE,
     "sphereface": _SPHEREFACE,
-    "normface": Recipe(
-        NoMargin(), scale=10.0, learn_scale=True, scale_floor=0.01,
+    "normface": _classic(
+        "normface",
         boundary="θ1 = θ2", width="0",
         good="trains the cosine that is tested; with s fit to C hard to beat", bad="stands or falls with s",
         paper="Wang et al. 2017, arXiv:1704.06369",
     ),
-    "am-softmax": Recipe(
-        CosFace(m=0.35), scale=30.0,
+    "am-softmax": _classic(
+        "am-softmax",
         boundary="cos θ1 − m = cos θ2", width="2·asin(m / (2 sin(θ12/2)))",
         good="one subtraction; slope 1 everywhere; steady",
         bad="band widens as classes come closer: infeasible for m > 1 − cos θ12",
         paper="Wang et al. 2018, arXiv:1801.05599",
     ),
-    "cosface": Recipe(
-        CosFace(m=0.35), scale=64.0,
+    "cosface": _classic(
+        "cosface",
         boundary="cos θ1 − m = cos θ2", width="2·asin(m / (2 sin(θ12/2)))",
         good="as am-softmax, with the scale for 100k classes",
         bad="as am-softmax; s = 64 is too large for few classes",
         paper="Wang et al. 2018, arXiv:1801.09414",
     ),
-    "arcface": Recipe(
-        ArcFace(m=0.5), scale=64.0,
+    "arcface": _classic(
+        "arcface",
         boundary="θ1 + m = θ2", width="m",
         good="the same band at every θ12, in radians", bad="needs a rule past π − m; cone at θ = 0",
         paper="Deng et al. 2019, arXiv:1801.07698",
     ),
-    "combined": Recipe(
-        Combined(m1=1.0, m2=0.3, m3=0.2), scale=64.0,
+    "combined": _classic(
+        "combined",
         boundary="g(m1·θ1 + m2) − m3 = cos θ2", width="numeric: advise.band_width",
         good="contains all of the above", bad="three numbers to choose",
         paper="Deng et al. 2019, arXiv:1801.07698",
