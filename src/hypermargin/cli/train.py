@@ -13,7 +13,10 @@ from hypermargin.cli._app import app, complaint, plain_errors
 from hypermargin.cli._flags import add_command, flag, given_settings, setting_flags
 
 if TYPE_CHECKING:
+    from hypermargin.evaluate import Thresholds
     from hypermargin.training import Config
+    from hypermargin.training.evaluation import Parts
+    from hypermargin.training.job import Finish
 
 ABOUT = """Train an embedding with any head of the family.
 
@@ -35,7 +38,16 @@ Examples:
 """
 
 
-def run(config: Path | None, out: Path | None, resume: bool, trust: bool, quiet: bool, **flags: Any) -> None:
+def run(
+    config: Path | None,
+    out: Path | None,
+    resume: bool,
+    trust: bool,
+    quiet: bool,
+    report: bool,
+    images: bool,
+    **flags: Any,
+) -> None:
     """Run the command with its flags; those not given are None or empty."""
     from hypermargin.training import DivergedError, Interrupted, RunError, train
     from hypermargin.training.config import from_dict, read_config, resumed
@@ -56,7 +68,8 @@ def run(config: Path | None, out: Path | None, resume: bool, trust: bool, quiet:
         first = settings.shard_classes is False or os.environ.get("RANK", "0") == "0"
         again = f"Go on with: hypermargin train --out {folder} --resume"
         try:
-            result = train(settings, folder, resume=resume, quiet=quiet, trust=trust)
+            finish = _write_report(folder, images) if report else None
+            result = train(settings, folder, resume=resume, quiet=quiet, trust=trust, finish=finish)
         except LostRankError as error:
             typer.echo(f"hypermargin: error: {error} {again}", err=True)
             raise typer.Exit(1) from None
@@ -75,6 +88,19 @@ def run(config: Path | None, out: Path | None, resume: bool, trust: bool, quiet:
     for warning in result.warnings if quiet else ():  # else it was said already
         typer.echo(f"warning: {warning}", err=True)
     typer.echo(f"run: {folder}")
+    if report and (folder / "report.html").exists():
+        typer.echo(f"report: {folder / 'report.html'}")
+
+
+def _write_report(folder: Path, images: bool) -> Finish:
+    """Return what writes the page of the run when it has ended."""
+
+    def finish(parts: Parts, thresholds: Thresholds | None) -> None:
+        from hypermargin.runpage import write_report
+
+        write_report(folder, parts, thresholds, images=images)
+
+    return finish
 
 
 def _new_folder(settings: Config) -> Path:
@@ -96,6 +122,8 @@ add_command(
         flag("resume", bool, "go on with the run in --out, if there is one", False),
         flag("trust", bool, "with --resume: import the code that the run names (MODULE:FUNCTION)", False),
         flag("quiet", bool, "only the result", False),
+        flag("report", bool, "end with report.html  [default: report]", True, spelt="--report/--no-report"),
+        flag("images", bool, "with small pictures in it  [default: images]", True, spelt="--images/--no-images"),
         *setting_flags(),
     ],
 )

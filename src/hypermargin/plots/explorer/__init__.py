@@ -29,7 +29,7 @@ from hypermargin.recipes import FAMILY
 from hypermargin.rules import SOFTMAX
 from hypermargin.schedule import LambdaAnnealing
 
-__all__ = ["POLICY", "colours", "heads", "page", "parts", "words", "write"]
+__all__ = ["POLICY", "TAGS", "asset", "colours", "heads", "page", "parts", "words", "write"]
 TAGS = {"en": "en", "zh": "zh-Hans"}  # what documents say of their language
 SCRIPTS = "maths.js", "draw.js", "panels.js", "ladder.js", "explorer.js"
 
@@ -45,9 +45,9 @@ def parts(lang: str = "en") -> tuple[str, str, str]:
     """Return CSS, body and script, which runs once, after the body, on the first `.hm-explorer` of the document."""
     checks.one_of("lang", lang, list(words()))
     data = as_json({"lang": lang, "words": words(), "heads": heads()})
-    code = "\n".join(_asset(name) for name in SCRIPTS)
+    code = "\n".join(asset(name) for name in SCRIPTS)
     script = f'((root, data) => {{\n"use strict";\n{code}\n}})(document.querySelector(".hm-explorer"), {data});'
-    return colours(".hm-explorer") + "\n" + _asset("explorer.css"), _asset("page.html"), script
+    return colours(".hm-explorer") + "\n" + asset("explorer.css"), asset("page.html"), script
 
 
 def write(path: str | os.PathLike[str], lang: str = "en") -> None:
@@ -57,7 +57,7 @@ def write(path: str | os.PathLike[str], lang: str = "en") -> None:
 
 def words() -> dict[str, dict[str, str]]:
     """Return every word on the page, by language and key."""
-    found: dict[str, dict[str, str]] = json.loads(_asset("words.json"))
+    found: dict[str, dict[str, str]] = json.loads(asset("words.json"))
     return found
 
 
@@ -122,5 +122,6 @@ def colours(root: str) -> str:
 {root}[data-theme="dark"] {{ {dark} }}"""
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """Return the text of a file of the page; draw.js and sphere.js serve other pages too."""
     return files(__name__).joinpath(name).read_text(encoding="utf-8")
