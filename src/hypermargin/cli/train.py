@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +36,7 @@ Examples:
   hypermargin train --data faces/train.rec --model iresnet50 --optimizer sgd --batch 512 --precision bfloat16
   hypermargin train --data embeddings.npz --head cosface
   hypermargin train --config run.toml --out runs/photos --resume
+  hypermargin train --data photos/ --live
   torchrun --nproc-per-node 8 -m hypermargin train --data faces/train.rec --optimizer sgd --out runs/faces
 """
 
@@ -46,6 +49,7 @@ def run(
     quiet: bool,
     report: bool,
     images: bool,
+    live: bool,
     **flags: Any,
 ) -> None:
     """Run the command with its flags; those not given are None or empty."""
@@ -68,8 +72,10 @@ def run(
         first = settings.shard_classes is False or os.environ.get("RANK", "0") == "0"
         again = f"Go on with: hypermargin train --out {folder} --resume"
         try:
-            finish = _write_report(folder, images) if report else None
-            result = train(settings, folder, resume=resume, quiet=quiet, trust=trust, finish=finish)
+            written: list[Path] = []
+            finish = _write_report(folder, images, written) if report else None
+            with _served(folder, settings) if live and first else nullcontext():
+                result = train(settings, folder, resume=resume, quiet=quiet, trust=trust, finish=finish)
         except LostRankError as error:
             typer.echo(f"hypermargin: error: {error} {again}", err=True)
             raise typer.Exit(1) from None
@@ -88,17 +94,42 @@ def run(
     for warning in result.warnings if quiet else ():  # else it was said already
         typer.echo(f"warning: {warning}", err=True)
     typer.echo(f"run: {folder}")
-    if report and (folder / "report.html").exists():
-        typer.echo(f"report: {folder / 'report.html'}")
+    if report and not written and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        _report_of_ranks(folder, images, written)
+    for path in written:
+        typer.echo(f"report: {path}")
 
 
-def _write_report(folder: Path, images: bool) -> Finish:
-    """Return what writes the page of the run when it has ended."""
+def _report_of_ranks(folder: Path, images: bool, written: list[Path]) -> None:
+    """Write the page of a run that several processes trained: none of them held all of it."""
+    from hypermargin.evaluate import Thresholds
+    from hypermargin.training import load
+    from hypermargin.training.evaluation import open_parts
+
+    try:
+        parts = open_parts(folder, load(folder))
+        _write_report(folder, images, written)(parts, Thresholds.read(folder))
+    except Exception as error:  # whatever it is, the run stands
+        typer.echo(f"no report written: {error}", err=True)
+
+
+@contextmanager
+def _served(folder: Path, settings: Config) -> Iterator[None]:
+    """Show the run under way on this machine, and say where."""
+    from hypermargin.runpage.live import live
+
+    with live(folder, f"{settings.head} on {Path(settings.data).name}") as address:
+        typer.echo(f"live: {address}", err=True)
+        yield
+
+
+def _write_report(folder: Path, images: bool, written: list[Path]) -> Finish:
+    """Return what writes the page of the run when it has ended, and notes that it did."""
 
     def finish(parts: Parts, thresholds: Thresholds | None) -> None:
         from hypermargin.runpage import write_report
 
-        write_report(folder, parts, thresholds, images=images)
+        written.append(write_report(folder, parts, thresholds, images=images))
 
     return finish
 
@@ -124,6 +155,7 @@ add_command(
         flag("quiet", bool, "only the result", False),
         flag("report", bool, "end with report.html  [default: report]", True, spelt="--report/--no-report"),
         flag("images", bool, "with small pictures in it  [default: images]", True, spelt="--images/--no-images"),
+        flag("live", bool, "show the run in a browser of this machine while it trains", False),
         *setting_flags(),
     ],
 )

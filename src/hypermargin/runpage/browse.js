@@ -1,7 +1,7 @@
 // The threshold: what it accepts and refuses, and the pairs that it is wrong about. Everything is linked: a pair that
 // is picked is marked among the scores, on the curve, and among the lengths.
 
-const SHOWN = 12;
+const shown = () => (root.clientWidth < 700 ? 6 : 12); // pairs of a kind
 let curve, pairs, dots;
 
 // The lowest threshold, by its number in the curve, that is not below a score; scores fall along the curve.
@@ -222,20 +222,21 @@ function stepSample(event) {
 // ---- pairs ----------------------------------------------------------------------------------------------------
 
 function drawPairs(t) {
+  const most = shown();
   const wrong = pairs.filter((pair) => !pair.genuine && pair.score >= t);
   const lost = pairs.filter((pair) => pair.genuine && pair.score < t).reverse();
-  const near = [...pairs].sort((a, b) => Math.abs(a.score - t) - Math.abs(b.score - t)).slice(0, SHOWN).sort((a, b) => b.score - a.score);
+  const near = [...pairs].sort((a, b) => Math.abs(a.score - t) - Math.abs(b.score - t)).slice(0, most).sort((a, b) => b.score - a.score);
   const own = state.sample === null ? null : pairs.filter((pair) => pair.rows.includes(state.sample));
   const counts = { accepted: whole(curve.far[state.t] * data.impostor), rejected: whole((1 - curve.tar[state.t]) * data.genuine) };
   tell("accepted", say("accepted", { n: counts.accepted }));
   tell("rejected", say("rejected", { n: counts.rejected }));
   tell("near", own ? say("of_sample", { name: `${nameOf(state.sample)}, ${whereOf(rowOf(state.sample))}` }) : say("near"));
   one('[data-do="forget"]').hidden = state.sample === null && state.pair === null;
-  cards("accepted", wrong.slice(0, SHOWN), t);
-  cards("rejected", lost.slice(0, SHOWN), t);
+  cards("accepted", wrong.slice(0, most), t);
+  cards("rejected", lost.slice(0, most), t);
   cards("near", own ?? near, t);
   const complete = (data.pairs.highest ?? Infinity) <= t;
-  confusions(wrong, lost, complete);
+  confusions(wrong, lost, complete, (data.pairs.lowest ?? -Infinity) >= t);
   tell("kept", say(complete ? "kept_all" : "kept_some", { n: whole(pairs.filter((pair) => !pair.genuine).length) }));
   const pair = marked();
   tell("picked", pair ? spoken(pair, t) : "");
@@ -245,14 +246,14 @@ const verdict = ({ genuine, score }, t) => say(`${genuine ? "same" : "different"
 const spoken = (pair, t) => `${pair.rows.map(nameOf).join(" – ")}: ${cosine(pair.score)}, ${verdict(pair, t)}`;
 
 // Cards are made anew only where they are other pairs: a focused one keeps its focus.
-function cards(where, shown, t) {
+function cards(where, found, t) {
   const place = list(where);
-  const key = `${state.lang} ${shown.map((pair) => pair.i).join()}`;
+  const key = `${state.lang} ${found.map((pair) => pair.i).join()}`;
   if (place.dataset.made !== key) {
     place.dataset.made = key;
-    place.replaceChildren(...(shown.length ? shown.map(pairCard) : [el("p", { class: "hp-small" }, say("no_pairs"))]));
+    place.replaceChildren(...(found.length ? found.map(pairCard) : [el("p", { class: "hp-small" }, say("no_pairs"))]));
   }
-  shown.forEach((pair, i) => {
+  found.forEach((pair, i) => {
     const button = place.children[i];
     button.setAttribute("aria-pressed", state.pair === pair.i);
     button.dataset.verdict = pair.genuine === pair.score >= t ? "right" : "wrong";
@@ -268,7 +269,7 @@ function pairCard(pair) {
 }
 
 // Which identities are taken for each other, and which are refused, among the pairs in this page.
-function confusions(wrong, lost, complete) {
+function confusions(wrong, lost, allWrong, allLost) {
   const count = (found, names) => {
     const counts = new Map();
     for (const pair of found) {
@@ -282,11 +283,11 @@ function confusions(wrong, lost, complete) {
   const two = count(wrong, ({ rows }) => rows.map((k) => label[k]).sort((a, b) => a - b).join());
   const single = count(lost, ({ rows }) => String(label[rows[0]]));
   const named = (key) => key.split(",").map((k) => data.samples.names[k]).join(" – ");
-  const rows = (found) => found.map(([key, [n, score]]) =>
-    el("tr", {}, el("th", { scope: "row" }, named(key)), el("td", {}, `${complete ? "" : "≥ "}${whole(n)}`), el("td", {}, cosine(score))));
-  const fillTable = (where, found, column) => list(where).replaceChildren(found.length
-    ? table([say(column), say("column_pairs"), say(where === "confused" ? "column_highest" : "column_lowest")], rows(found))
+  const rows = (found, all) => found.map(([key, [n, score]]) =>
+    el("tr", {}, el("th", { scope: "row" }, named(key)), el("td", {}, `${all ? "" : "≥ "}${whole(n)}`), el("td", {}, cosine(score))));
+  const fillTable = (where, found, all, column) => list(where).replaceChildren(found.length
+    ? table([say(column), say("column_pairs"), say(where === "confused" ? "column_highest" : "column_lowest")], rows(found, all))
     : el("p", { class: "hp-small" }, say("no_pairs")));
-  fillTable("confused", two, "column_two");
-  fillTable("refused", single, "column_identity");
+  fillTable("confused", two, allWrong, "column_two");
+  fillTable("refused", single, allLost, "column_identity");
 }

@@ -28,6 +28,8 @@ MOST_POINTS = 2500  # in space
 CURVE = 1200  # operating points
 BINS = 80
 SHOWN_FIRST = 24  # of the worst pairs of each kind
+LISTED = 200  # of each kind that deserves a look
+PICTURED = 12  # of these, with pictures
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,12 +77,13 @@ def of_samples(subject: Subject, result: Evaluation, thresholds: Mapping[str, fl
     s = samples(subject.features, subject.labels)
     at = thresholds.get("eer", result.verification.threshold)
     pairs = worst_pairs(s, result.verification.curve, MOST_PAIRS, DRAWN)
-    look = look_first(s, at, 20)
+    look = look_first(s, at, most=LISTED)
     pictures = {} if subject.image is None else thumbnails(_by_importance(pairs, look, at), subject.image)
     listed = np.unique(np.concatenate((pairs.first, pairs.second)))
     rest = np.random.default_rng(0).permutation(len(s.ids))[:MOST_DOTS]
     rows = np.unique(np.concatenate((listed, rest)))
     g = result.geometry
+    told = sorted({*listed.tolist(), *_pictured(look), *(each.row for each in look.mislabelled)})
     return {
         **of_verification(result.verification, thresholds),
         "about": {"samples": g.samples, "identities": g.identities, "dim": g.dim},
@@ -93,7 +96,7 @@ def of_samples(subject: Subject, result: Evaluation, thresholds: Mapping[str, fl
             "genuine": pairs.genuine.astype(int).tolist(),
             "highest": _finite(pairs.highest), "lowest": _finite(pairs.lowest),
         },
-        "where": {str(row): subject.where(row) for row in sorted({*listed.tolist(), *_rows_of(look)})},
+        "where": {str(row): subject.where(row) for row in told},
         "pictures": {str(row): text for row, text in pictures.items()},
         "look": plain(asdict(look)),
         "points": points(s),
@@ -117,7 +120,7 @@ def _samples(s: Samples, rows: Counts) -> dict[str, Any]:
 def points(s: Samples) -> dict[str, Any]:
     """Return samples as points of space: as they are in two and three dimensions, else three components.
 
-    Components are those of the directions, so the points lie within the unit ball.
+    Components are those of the directions, enlarged until the farthest point is near the rim.
     """
     kept = np.sort(np.random.default_rng(0).permutation(len(s.ids))[:MOST_POINTS])
     x = s.x[torch.from_numpy(kept).to(s.x.device)].double().cpu().numpy()
@@ -128,6 +131,7 @@ def points(s: Samples) -> dict[str, Any]:
     else:
         _, strength, axes = np.linalg.svd(x, full_matrices=False)
         seen = x @ axes[:3].T
+        seen *= 0.97 / np.linalg.norm(seen, axis=1).max()
         share = float((strength[:3] ** 2).sum() / (strength**2).sum())
     used, label = np.unique(s.ids[kept], return_inverse=True)
     return {
@@ -150,7 +154,7 @@ def against_centers(features: Tensor, labels: Array) -> Cloud | None:
 
 def _by_importance(pairs: WorstPairs, look: LookFirst, at: float) -> Iterator[int]:
     """Yield rows whose picture a reader wants first, first."""
-    yield from _rows_of(look)
+    yield from _pictured(look)
     genuine, impostor = np.flatnonzero(pairs.genuine)[::-1], np.flatnonzero(~pairs.genuine)
     near = np.argsort(np.abs(pairs.score - at), kind="stable")[: 2 * SHOWN_FIRST]
     rest = np.random.default_rng(0).permutation(len(pairs.score))
@@ -158,10 +162,10 @@ def _by_importance(pairs: WorstPairs, look: LookFirst, at: float) -> Iterator[in
         yield from np.stack((pairs.first[order], pairs.second[order]), 1).ravel().tolist()
 
 
-def _rows_of(look: LookFirst) -> list[int]:
-    pairs = [each.rows for each in look.duplicates] + [each.rows for each in look.split]
-    rows = [row for both in pairs for row in both]
-    return rows + [row for each in look.mislabelled for row in (each.row, each.example)]
+def _pictured(look: LookFirst) -> list[int]:
+    pairs = [each.rows for each in look.duplicates[:PICTURED]] + [each.rows for each in look.split[:PICTURED]]
+    pairs += [(each.row, each.example) for each in look.mislabelled[:PICTURED]]
+    return [row for both in pairs for row in both]
 
 
 def numbers(result: Evaluation) -> list[dict[str, Any]]:

@@ -30,9 +30,9 @@ const tell = (where, text) => all(`[data-shows="${where}"]`).forEach((place) => 
 function percent(share) {
   const rest = share > 0 && share < 1 ? Math.min(share, 1 - share) : 1;
   const digits = rest >= 1e-3 ? 2 : Math.min(6, -Math.floor(Math.log10(rest)) - 1);
-  return `${(100 * share).toFixed(digits)} %`;
+  return `${(100 * share).toFixed(digits)}\u00a0%`;
 }
-const whole = (x) => Math.round(x).toLocaleString(state.lang === "zh" ? "zh-CN" : "en-US");
+const whole = (x) => (Math.round(x) || 0).toLocaleString(state.lang === "zh" ? "zh-CN" : "en-US");
 
 function floats(text) {
   const bytes = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
@@ -99,6 +99,7 @@ function drawSettings() {
 
 // ---- what to look at first ------------------------------------------------------------------------------------
 
+const LISTED = 12;
 const whereOf = (row) => data.where?.[row] ?? `${row}`;
 
 function picture(row) {
@@ -116,7 +117,8 @@ function card(rows, lines, attributes = {}) {
 const cosine = (x) => x.toFixed(3).replace("-", "−");
 
 function drawLook() {
-  const { duplicates, mislabelled, split, found } = data.look;
+  const { found } = data.look;
+  const [duplicates, mislabelled, split] = ["duplicates", "mislabelled", "split"].map((kind) => data.look[kind].slice(0, LISTED));
   const shown = {
     duplicates: duplicates.map((d) => card(d.rows, [`${d.first} = ${d.second} ?`,
       say("look_between", { between: cosine(d.between), within: d.within === null ? "–" : cosine(d.within) })])),

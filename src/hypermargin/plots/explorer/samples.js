@@ -74,7 +74,7 @@ function fromData(page) {
   const points = page.points && { ...page.points, at: base64(page.points.at) };
   return {
     n: own.length, of: page.cloud.of, classes: page.cloud.classes, own: own.map(angleOf), rival: rival.map(angleOf), rest,
-    label: (i) => `${say("row")} ${page.cloud.rows[i]}`, points: points && spaced(points.at, points.width, points.label, points.names),
+    label: (i) => say("row", { k: page.cloud.rows[i] }), points: points && spaced(points.at, points.width, points.label, points.names),
     head: page.head, against: page.head ? "weight" : "means",
   };
 }
@@ -118,7 +118,7 @@ async function fromArrays(bytes, still) {
   if (!measured) return null;
   const rows = measured.rows;
   return {
-    ...measured, of: n, classes: centers.C, label: (i) => `${names[ids[rows[i]]]}, ${say("row")} ${rows[i]}`,
+    ...measured, of: n, classes: centers.C, label: (i) => `${names[ids[rows[i]]]}, ${say("row", { k: rows[i] })}`,
     points: directions(x, n, d, ids, names), against: given.w ? "weight" : "means",
   };
 }
@@ -344,6 +344,14 @@ function directions(x, n, d, ids, names) {
     rows.forEach((row, i) => axes.forEach((axis, a) => {
       for (let j = 0; j < d; j++) at[3 * i + a] += x[row * d + j] * axis[j];
     }));
+    enlarge(at);
   }
   return { at, label, names: names.map(String) };
+}
+
+// Of many dimensions three hold little: the farthest point goes to the rim.
+function enlarge(at) {
+  let most = 0;
+  for (let i = 0; i < at.length; i += 3) most = Math.max(most, Math.hypot(at[i], at[i + 1], at[i + 2]));
+  if (most > 0) for (let i = 0; i < at.length; i++) at[i] *= 0.97 / most;
 }

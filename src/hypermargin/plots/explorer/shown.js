@@ -31,6 +31,7 @@ const hue = (name) => getComputedStyle(root).getPropertyValue(`--${name}`).trim(
 function drawSamples(reference) {
   drawBallWords();
   turnBall?.();
+  one('[data-plot="samples"]').setAttribute("aria-label", say("samples_title"));
   if (!samples) return;
   const found = judgedBoth(reference);
   const values = { samplesMet: 100 * found.now.met, samplesLoss: found.now.loss, samplesPull: found.now.pull,
