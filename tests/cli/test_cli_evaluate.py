@@ -453,7 +453,7 @@ def test_without_matplotlib_there_are_numbers(tmp_path, run, monkeypatch):
     assert code == 0
     assert err == "pictures need matplotlib, which is not installed. Run: pip install 'hypermargin[plot]'\n"
     assert {path.name for path in (tmp_path / "out").iterdir()} == NUMBERS
-    assert "written      evaluation.json, roc.csv in" in out
+    assert "written      evaluation.json, roc.csv, report.html, look-first.csv in" in out
 
 
 def test_what_cannot_be_written_is_still_shown(tmp_path, run):

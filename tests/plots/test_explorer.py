@@ -482,7 +482,7 @@ def test_named_for_those_who_listen(page):
     go(page, theta=30)
     slider(page, "theta").focus()
     page.keyboard.press("ArrowRight")
-    page.wait_for_function("() => document.querySelector('[role=status]').textContent.includes('30.5°')")
+    page.wait_for_function("() => document.querySelector('[data-shows=summary]').textContent.includes('30.5°')")
     outline = slider(page, "theta").evaluate(
         "e => getComputedStyle(e).outlineStyle + getComputedStyle(e).outlineWidth"
     )

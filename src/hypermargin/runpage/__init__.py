@@ -10,7 +10,7 @@ Subject         embeddings, and what is known of their samples
 """
 
 from hypermargin.runpage.content import Subject
-from hypermargin.runpage.page import page
+from hypermargin.runpage.page import page, words
 from hypermargin.runpage.write import of_embeddings, write_report
 
-__all__ = ["Subject", "of_embeddings", "page", "write_report"]
+__all__ = ["Subject", "of_embeddings", "page", "words", "write_report"]

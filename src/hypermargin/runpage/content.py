@@ -60,7 +60,7 @@ def of_verification(v: Verification, thresholds: Mapping[str, float], unit: str 
     edges, genuine, impostor = curve.histogram(BINS)
     return {
         "unit": unit,
-        "curve": {name: [_rounded(point[k]) for point in points] for k, name in enumerate(columns)},
+        "curve": {name: [point[k] for point in points] for k, name in enumerate(columns)},
         "genuine": v.genuine, "impostor": v.impostor, "eer": v.eer,
         "histogram": {"edges": [edges[0], edges[-1]], "genuine": genuine.tolist(), "impostor": impostor.tolist()},
         "thresholds": [{"name": name, "at": at} for name, at in thresholds.items()],
@@ -92,7 +92,7 @@ def of_samples(subject: Subject, result: Evaluation, thresholds: Mapping[str, fl
         "pairs": {
             "first": np.searchsorted(rows, pairs.first).tolist(),
             "second": np.searchsorted(rows, pairs.second).tolist(),
-            "score": [_rounded(x) for x in pairs.score.tolist()],
+            "score": pairs.score.tolist(),  # unrounded: whether one reaches a threshold is asked in the page
             "genuine": pairs.genuine.astype(int).tolist(),
             "highest": _finite(pairs.highest), "lowest": _finite(pairs.lowest),
         },
@@ -215,10 +215,6 @@ def angles(what: str, found: Cloud) -> dict[str, Any]:
         return number
 
     return {"what": what, "n": len(found.own), "own": counts(found.own), "rival": counts(found.rival)}
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.7g}")
 
 
 def _finite(value: float) -> float | None:
