@@ -68,6 +68,7 @@ function drawWords() {
   if (data.numbers) drawNumbers();
   if (data.settings) drawSettings();
   if (data.look) drawLook();
+  if (data.live) drawLive();
 }
 
 // ---- numbers and settings -------------------------------------------------------------------------------------
