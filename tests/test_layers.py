@@ -18,7 +18,8 @@ import hypermargin
 
 ROOT = Path(hypermargin.__file__).parent
 APPLICATION = {
-    "advise", "cli", "common", "compare", "data", "deploy", "estimator", "evaluate", "heads", "integrations", "plots",
+    "advise", "cli", "common", "compare", "data", "deploy", "estimator", "evaluate", "heads", "integrations",
+    "plots", "runpage",
     "training",
 }  # fmt: skip
 OWN = "hypermargin"

@@ -25,7 +25,8 @@ from hypermargin.training import evaluation as measured
 
 QUICK = {"epochs": 2, "dim": 8, "model": "mlp", "batch": 16, "threads": 1, "workers": 0, "tensorboard": False}
 PICTURES = {"roc.png", "det.png", "scores.png", "norms.png"}
-FILES = PICTURES | {"evaluation.json", "roc.csv"}
+NUMBERS = {"evaluation.json", "roc.csv", "report.html", "look-first.csv"}
+FILES = PICTURES | NUMBERS
 
 
 @pytest.fixture(scope="module")
@@ -434,7 +435,7 @@ def test_scores(tmp_path, run):
     assert "accuracy over its 5 folds" in out
     assert " at score " in out
     assert "cosine" not in out
-    assert {path.name for path in (tmp_path / "out").iterdir()} == FILES - {"norms.png"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == FILES - {"norms.png", "look-first.csv"}
     np.savez(tmp_path / "bare.npz", scores=scores, same=same.astype(int))
     code, out, err = run("evaluate", tmp_path / "bare.npz")
     assert code == 0
@@ -451,8 +452,8 @@ def test_without_matplotlib_there_are_numbers(tmp_path, run, monkeypatch):
     code, out, err = run("evaluate", tmp_path / "x.npz", "--out", tmp_path / "out", "--confidence", 0)
     assert code == 0
     assert err == "pictures need matplotlib, which is not installed. Run: pip install 'hypermargin[plot]'\n"
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"evaluation.json", "roc.csv"}
-    assert "written      evaluation.json, roc.csv in" in out
+    assert {path.name for path in (tmp_path / "out").iterdir()} == NUMBERS
+    assert "written      evaluation.json, roc.csv, report.html, look-first.csv in" in out
 
 
 def test_what_cannot_be_written_is_still_shown(tmp_path, run):

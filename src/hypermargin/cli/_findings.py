@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from hypermargin.cli._tables import Section
-from hypermargin.common.arrays import Values
+from hypermargin.common.arrays import Values, to_numpy
 from hypermargin.common.text import say
 from hypermargin.data import Feed, Pairs
 from hypermargin.evaluate import Thresholds, Verification, evaluate, from_scores, kfold, operating
 from hypermargin.evaluate.files import Scored
 from hypermargin.evaluate.report import SAME_LENGTH, verification_dict, verification_rows
+from hypermargin.runpage.content import Subject, named, of_verification
+from hypermargin.runpage.write import file_of, of_embeddings, of_run, subject_of
 from hypermargin.training import Trained
 from hypermargin.training.evaluation import (
     UNNAMED,
@@ -43,8 +47,11 @@ class Findings:
     thresholds: dict[str, float] = field(default_factory=dict)
     samples: tuple[Values, Values] | None = None  # features of different lengths, and their labels
     unit: str = "cosine"
+    images: bool = True  # small pictures of samples in the page
+    page: dict[str, Any] = field(default_factory=dict)  # what the page shows, as far as it is known
+    where: Callable[[int], str] | None = None  # a sample's file, for the list of what deserves a look
 
-    def add_part(self, parts: Parts, part: str, known: Thresholds | None) -> None:
+    def add_part(self, folder: Path, parts: Parts, part: str, known: Thresholds | None) -> None:
         """Add a part of a run's data; for classes that the head knows also what it takes them for."""
         all_rows, rows = getattr(parts.split, part), parts.rows(part)
         if len(rows) < len(all_rows):
@@ -60,7 +67,10 @@ class Findings:
                 head, labels = parts.trained.head, parts.split.targets(labels)
                 if (weight := prototypes(head)) is not None:
                     options = {"prototypes": weight, "margin": margin_of(head)}
-            self.add_samples(features, labels, known, f"the {part} part", **options)
+            subject = subject_of(parts, part, images=self.images)
+            self.add_samples(features, labels, known, f"the {part} part", subject, **options)
+            self.where = file_of(parts, part)
+            self.page["part"] = part
         except ValueError as error:
             if not familiar:
                 raise ValueError(f"the {part} part: {error}") from None
@@ -73,6 +83,8 @@ class Findings:
             say(f"the training samples are not looked at: {error}")
         for bad in parts.feed.bad.values():
             say(f"left out: {bad}")
+        found = of_run(folder, parts)
+        self.page |= found | {"angles": found["angles"] + self.page.get("angles", [])}
 
     def _add_classes(self, trained: Trained, features: Tensor, targets: Any) -> None:
         found = classify(trained, features, targets)
@@ -134,9 +146,18 @@ class Findings:
         self.sections.append(Section("the training samples: was the promise kept?", (), lines))
 
     def add_samples(
-        self, features: Values, labels: Values, known: Thresholds | None, what: str, **options: Any
+        self,
+        features: Tensor,
+        labels: Values,
+        known: Thresholds | None,
+        what: str,
+        subject: Subject | None = None,
+        **options: Any,
     ) -> None:
-        """Add all about labelled features, at `known` thresholds or their own; `options` as in `evaluate`."""
+        """Add all about labelled features, at `known` thresholds or their own; `options` as in `evaluate`.
+
+        The `subject` says what the page may tell of the samples; without it, their numbers.
+        """
         result = evaluate(features, labels, confidence=self.confidence, **options)
         v, g = result.verification, result.geometry
         own = Thresholds(
@@ -146,6 +167,7 @@ class Findings:
         points = operating(chosen, v.curve)
         self.verification, self.thresholds = v, _named(chosen)
         self.samples = (features, labels) if max(g.norms.within, g.norms.between) >= SAME_LENGTH else None
+        self.page |= of_embeddings(subject or Subject(features, to_numpy(labels)), result, named(chosen))
         self.document |= result.to_dict()
         supports = {far: chosen.support(far) for far in chosen.far}
         self.document["thresholds"] = {
@@ -196,6 +218,7 @@ class Findings:
             say("impostors score higher than genuine pairs. Are these distances? Higher has to mean more alike.")
         self.verification = found
         far = {f: found.thresholds[f] for f in found.supported}
+        self.page |= of_verification(found, {"eer": found.threshold, **{f"{f:g}": t for f, t in far.items()}}, unit)
         self.thresholds = _named(Thresholds(found.threshold, far, "", 0, found.genuine, found.impostor, 0))
 
     def _add_given(self, title: str, found: Verification, given: Scored) -> dict[str, Any]:

@@ -35,11 +35,14 @@ def evaluate(
     levels: Annotated[int | None, typer.Option(help="How many folders of --data name an identity.", min=1)] = None,
     metric: Annotated[str, typer.Option(help="Of named embeddings with --pairs: cosine or euclidean.")] = "cosine",
     most: Annotated[int, typer.Option(help="Most samples to compare, in whole identities.", min=2)] = 50_000,
+    pictures: Annotated[
+        bool, typer.Option("--show-images/--no-images", help="Small pictures of samples in report.html.")
+    ] = True,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
     trust: Annotated[bool, typer.Option("--trust", help="Import the code that MODULE:FUNCTION names.")] = False,
     allow_older: Annotated[bool, typer.Option("--allow-older", help=ALLOW_OLDER)] = False,
 ) -> None:
-    """Verification, identification and geometry, with intervals, thresholds and pictures.
+    """Verification, identification and geometry, with intervals, thresholds, and a page that shows all of it.
 
     \b
     Examples:
@@ -60,7 +63,7 @@ def evaluate(
 
     settings: dict[str, Any] = {"confidence": confidence or None, "most": most}
     with plain_errors():
-        found = Findings(check(confidence, "auto"))
+        found = Findings(check(confidence, "auto"), images=pictures)
         if out is not None and out.exists() and not out.is_dir():  # now, and not after hours
             raise ValueError(f"--out must be a folder; {out} is a file.")
         try:
@@ -147,7 +150,7 @@ def _run(
             except ValueError as error:
                 known = None
                 say(str(error))
-            found.add_part(parts, part, known)
+            found.add_part(folder, parts, part, known)
         for name, one in listed.items():
             found.add_pairs(name, one, trained)
 
@@ -230,15 +233,22 @@ def _write(out: Path, found: Findings, about: dict[str, Any]) -> list[str]:
     from hypermargin.evaluate.report import plain
     from hypermargin.files import write_text
     from hypermargin.plots import DetDisplay, NormsDisplay, RocDisplay, ScoresDisplay
+    from hypermargin.runpage import page
+    from hypermargin.runpage.write import write_list
 
     out.mkdir(parents=True, exist_ok=True)
+    found.page = {"title": Path(about["source"]).stem, "date": about["date"][:10]} | found.page
     document = json.dumps(plain(about | found.document), indent=1, ensure_ascii=False, allow_nan=False)
     write_text(out / "evaluation.json", document + "\n")
     v = found.verification
     if v is None:
         return ["evaluation.json"]
     write_curve(out / "roc.csv", v.curve, list(v.tar))
-    written = ["evaluation.json", "roc.csv"]
+    write_text(out / "report.html", page(found.page))
+    written = ["evaluation.json", "roc.csv", "report.html"]
+    if "look" in found.page:
+        write_list(out / "look-first.csv", found.page["look"], found.where or "sample {}".format)
+        written.append("look-first.csv")
     pictures: dict[str, Any] = {
         "roc.png": RocDisplay.of(v),
         "det.png": DetDisplay.of(v),

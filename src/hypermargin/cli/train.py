@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +15,10 @@ from hypermargin.cli._app import app, complaint, plain_errors
 from hypermargin.cli._flags import add_command, flag, given_settings, setting_flags
 
 if TYPE_CHECKING:
+    from hypermargin.evaluate import Thresholds
     from hypermargin.training import Config
+    from hypermargin.training.evaluation import Parts
+    from hypermargin.training.job import Finish
 
 ABOUT = """Train an embedding with any head of the family.
 
@@ -31,11 +36,22 @@ Examples:
   hypermargin train --data faces/train.rec --model iresnet50 --optimizer sgd --batch 512 --precision bfloat16
   hypermargin train --data embeddings.npz --head cosface
   hypermargin train --config run.toml --out runs/photos --resume
+  hypermargin train --data photos/ --live
   torchrun --nproc-per-node 8 -m hypermargin train --data faces/train.rec --optimizer sgd --out runs/faces
 """
 
 
-def run(config: Path | None, out: Path | None, resume: bool, trust: bool, quiet: bool, **flags: Any) -> None:
+def run(
+    config: Path | None,
+    out: Path | None,
+    resume: bool,
+    trust: bool,
+    quiet: bool,
+    report: bool,
+    images: bool,
+    live: bool,
+    **flags: Any,
+) -> None:
     """Run the command with its flags; those not given are None or empty."""
     from hypermargin.training import DivergedError, Interrupted, RunError, train
     from hypermargin.training.config import from_dict, read_config, resumed
@@ -56,7 +72,10 @@ def run(config: Path | None, out: Path | None, resume: bool, trust: bool, quiet:
         first = settings.shard_classes is False or os.environ.get("RANK", "0") == "0"
         again = f"Go on with: hypermargin train --out {folder} --resume"
         try:
-            result = train(settings, folder, resume=resume, quiet=quiet, trust=trust)
+            written: list[Path] = []
+            finish = _write_report(folder, images, written) if report else None
+            with _served(folder, settings) if live and first else nullcontext():
+                result = train(settings, folder, resume=resume, quiet=quiet, trust=trust, finish=finish)
         except LostRankError as error:
             typer.echo(f"hypermargin: error: {error} {again}", err=True)
             raise typer.Exit(1) from None
@@ -75,6 +94,44 @@ def run(config: Path | None, out: Path | None, resume: bool, trust: bool, quiet:
     for warning in result.warnings if quiet else ():  # else it was said already
         typer.echo(f"warning: {warning}", err=True)
     typer.echo(f"run: {folder}")
+    if report and not written and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        _report_of_ranks(folder, images, written)
+    for path in written:
+        typer.echo(f"report: {path}")
+
+
+def _report_of_ranks(folder: Path, images: bool, written: list[Path]) -> None:
+    """Write the page of a run that several processes trained: none of them held all of it."""
+    from hypermargin.evaluate import Thresholds
+    from hypermargin.training import load
+    from hypermargin.training.evaluation import open_parts
+
+    try:
+        parts = open_parts(folder, load(folder))
+        _write_report(folder, images, written)(parts, Thresholds.read(folder))
+    except Exception as error:  # whatever it is, the run stands
+        typer.echo(f"no report written: {error}", err=True)
+
+
+@contextmanager
+def _served(folder: Path, settings: Config) -> Iterator[None]:
+    """Show the run under way on this machine, and say where."""
+    from hypermargin.runpage.live import live
+
+    with live(folder, f"{settings.head} on {Path(settings.data).name}") as address:
+        typer.echo(f"live: {address}", err=True)
+        yield
+
+
+def _write_report(folder: Path, images: bool, written: list[Path]) -> Finish:
+    """Return what writes the page of the run when it has ended, and notes that it did."""
+
+    def finish(parts: Parts, thresholds: Thresholds | None) -> None:
+        from hypermargin.runpage import write_report
+
+        written.append(write_report(folder, parts, thresholds, images=images))
+
+    return finish
 
 
 def _new_folder(settings: Config) -> Path:
@@ -96,6 +153,9 @@ add_command(
         flag("resume", bool, "go on with the run in --out, if there is one", False),
         flag("trust", bool, "with --resume: import the code that the run names (MODULE:FUNCTION)", False),
         flag("quiet", bool, "only the result", False),
+        flag("report", bool, "end with report.html  [default: report]", True, spelt="--report/--no-report"),
+        flag("images", bool, "with small pictures in it  [default: images]", True, spelt="--images/--no-images"),
+        flag("live", bool, "show the run in a browser of this machine while it trains", False),
         *setting_flags(),
     ],
 )

@@ -4,6 +4,8 @@ verification    are two samples of one identity? EER, AUC, minDCF, TAR at FAR, w
 identification  who is it? rank-k, mAP; and in an open set, where some are nobody we know
 geometry        angles within and between classes, to the prototypes, and what the lengths of features say
 evaluate        all of these at once
+look_first      what deserves a look: identities that may be one, samples that may be another's, split classes
+worst_pairs     the highest impostors and the lowest genuine pairs
 score_named     pairs that a file lists, of embeddings by name: LFW's protocol; read_scores: scores from text files
 """
 
@@ -12,6 +14,7 @@ from hypermargin.evaluate.files import Scored
 from hypermargin.evaluate.folds import Folds, kfold
 from hypermargin.evaluate.geometry import Geometry, Norms, geometry
 from hypermargin.evaluate.identification import Identification, identification
+from hypermargin.evaluate.look_first import LookFirst, look_first
 from hypermargin.evaluate.named import score_named
 from hypermargin.evaluate.openset import OpenSet, half_enrolled, open_set
 from hypermargin.evaluate.prototypes import Prototypes, Spread
@@ -28,6 +31,7 @@ from hypermargin.evaluate.units import (
     squared_distance_to_cosine,
 )
 from hypermargin.evaluate.verification import FAR, Verification, from_scores, verification
+from hypermargin.evaluate.worst import WorstPairs, worst_pairs
 
 __all__ = [
     "FAR",
@@ -36,6 +40,7 @@ __all__ = [
     "Folds",
     "Geometry",
     "Identification",
+    "LookFirst",
     "Norms",
     "OpenSet",
     "Operating",
@@ -44,6 +49,7 @@ __all__ = [
     "Spread",
     "Thresholds",
     "Verification",
+    "WorstPairs",
     "angle_to_cosine",
     "cosine_to_angle",
     "cosine_to_distance",
@@ -55,6 +61,7 @@ __all__ = [
     "half_enrolled",
     "identification",
     "kfold",
+    "look_first",
     "open_set",
     "operating",
     "read_scores",
@@ -62,4 +69,5 @@ __all__ = [
     "squared_distance_to_cosine",
     "thin",
     "verification",
+    "worst_pairs",
 ]

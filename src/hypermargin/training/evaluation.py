@@ -91,10 +91,18 @@ class Parts:
 
     def compared(self, part: str) -> tuple[Tensor, Rows]:
         """Return features on the run's device and their labels, to form pairs: at most `most` samples."""
+        kept = self._compared(part)
         features, rows = self.features(part)
-        labels = self.data.labels[rows]
-        kept = at_most(np.arange(len(rows), dtype=np.int64), labels, self.most)
-        return features[torch.from_numpy(kept)].to(self.trained.head.weight.device), labels[kept]
+        taken = features[torch.from_numpy(kept)].to(self.trained.head.weight.device)
+        return taken, self.data.labels[rows[kept]]
+
+    def compared_rows(self, part: str) -> Rows:
+        """Return the rows of the data that `compared` takes."""
+        return self.features(part)[1][self._compared(part)]
+
+    def _compared(self, part: str) -> Rows:
+        rows = self.features(part)[1]
+        return at_most(np.arange(len(rows), dtype=np.int64), self.data.labels[rows], self.most)
 
 
 def open_parts(

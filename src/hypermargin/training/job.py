@@ -8,6 +8,7 @@ import dataclasses
 import json
 import os
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from hypermargin.common.environment import cores
 from hypermargin.common.text import Say, say
 from hypermargin.data import Data, DataError, Feed, Pairs, Scaling, Split, decode_once, split
 from hypermargin.data.exclusion import excluded, without
-from hypermargin.evaluate import from_scores
+from hypermargin.evaluate import Thresholds, from_scores
 from hypermargin.files import write_text
 from hypermargin.training import by_counts, checkpoint, paths, watch
 from hypermargin.training.announce import announce
@@ -63,6 +64,9 @@ from hypermargin.training.start import first_weights, start_from, start_head_fro
 from hypermargin.training.trust import code_in, refusal, sign, state_directory
 from hypermargin.training.verdict import judge
 
+# What is done last, with the best weights and what they make of the data; thresholds if some could be chosen.
+Finish = Callable[[Parts, Thresholds | None], None]
+
 
 @dataclass(frozen=True)
 class Result:
@@ -84,12 +88,15 @@ def train(
     network: nn.Module | None = None,
     quiet: bool = False,
     trust: bool = False,
+    finish: Finish | None = None,
 ) -> Result:
     """Train in the folder `out`, or go on with the run there if `resume`.
 
     `data` and `network` of your own take the place of those that `config` names; a resumed run needs them again.
     A run that is there may name code for its network (MODULE:FUNCTION). To go on with it, this user must have begun
     it, or `config` names the same, or `trust` is True.
+
+    `finish` is called when everything is written, in a run of one process; what it raises is said, no more.
 
     Ctrl-C saves and raises Interrupted. A loss that is not finite raises DivergedError.
 
@@ -98,7 +105,7 @@ def train(
     of your own is used and left to you: destroy it before the program ends, or gloo may abort it.
     """
     with joined(config) as ranks:
-        return _train(config, Path(out), ranks, resume, data, network, quiet, trust)
+        return _train(config, Path(out), ranks, resume, data, network, quiet, trust, finish)
 
 
 def _train(
@@ -110,6 +117,7 @@ def _train(
     network: nn.Module | None,
     quiet: bool,
     trust: bool,
+    finish: Finish | None,
 ) -> Result:
     with contextlib.ExitStack() as stack:
         tell: Say = (lambda _: None) if quiet or ranks.rank else say
@@ -139,7 +147,7 @@ def _train(
             ranks.lead(lambda: write_text(folder / "config.toml", text))  # found there from now on
         if trainer.config.deterministic:
             make_repeatable()
-        return _run(trainer, verify, quiet)
+        return _run(trainer, verify, quiet, finish)
 
 
 def check_code(folder: Path, given: Config) -> None:
@@ -243,7 +251,7 @@ def _seed(seed: int) -> None:
     np.random.seed(seed % 2**32)
 
 
-def _run(trainer: Trainer, verify: dict[str, Pairs], quiet: bool) -> Result:
+def _run(trainer: Trainer, verify: dict[str, Pairs], quiet: bool, finish: Finish | None) -> Result:
     """Train to the end, then measure the best weights on the test part and the pairs."""
     config, folder, ranks = trainer.config, trainer.folder, trainer.ranks
     monitor: Monitor = Monitor(
@@ -291,6 +299,8 @@ def _run(trainer: Trainer, verify: dict[str, Pairs], quiet: bool) -> Result:
             monitor.record(
                 kind, trainer.total, trainer.budget.epochs - 1, values, tested=best.step, why=verdict.why
             )
+        if finish is not None and ranks.world == 1:
+            _finish(trainer, best.step, finish, monitor.say)
     left_out = {where: bad for each in ranks.gathered(trainer.feed.bad) for where, bad in each.items()}
     for bad in left_out.values():
         monitor.say(f"left out: {bad}")
@@ -315,6 +325,13 @@ def _verify(trainer: Trainer, pairs: Pairs) -> dict[str, float]:
     return {"eer": found.eer, "tar": found.tar[1e-3], "auc": found.auc}
 
 
+def _parts(trainer: Trainer, step: int) -> Parts:
+    """Return the parts of the data as the weights see them that `load` gives; averages must be in place."""
+    network, head = trainer.network.eval(), trainer.head.eval()
+    trained = Trained(network, head, trainer.config, About.read(trainer.folder), step)
+    return Parts(trained, trainer.data, trainer.split, feed=trainer.feed)
+
+
 def _save_thresholds(trainer: Trainer, step: int, say: Say) -> None:
     """Save thresholds for `hypermargin verify`, from the weights that `load` gives.
 
@@ -322,12 +339,19 @@ def _save_thresholds(trainer: Trainer, step: int, say: Say) -> None:
     """
     try:
         with trainer.averaged():
-            network, head = trainer.network.eval(), trainer.head.eval()
-            trained = Trained(network, head, trainer.config, About.read(trainer.folder), step)
-            parts = Parts(trained, trainer.data, trainer.split, feed=trainer.feed)
+            parts = _parts(trainer, step)
             chosen = choose_thresholds(parts)
             chosen.save(trainer.folder)
-            if doubt := watch.doubt_of_images(head.margin, lengths_against_images(parts, chosen.part)):
+            if doubt := watch.doubt_of_images(trainer.head.margin, lengths_against_images(parts, chosen.part)):
                 say(f"warning: {doubt}")
     except Exception as error:  # whatever it is, the training is finished and its result must not be lost
         say(f"no thresholds saved: {error}")
+
+
+def _finish(trainer: Trainer, step: int, finish: Finish, say: Say) -> None:
+    """Let the caller look at what came out; whatever happens, the run stands."""
+    try:
+        with trainer.averaged():
+            finish(_parts(trainer, step), Thresholds.read(trainer.folder))
+    except Exception as error:
+        say(f"no report written: {error}")

@@ -9,6 +9,7 @@ RUN/
   checkpoints/     see checkpoint.py
   result.json      what came out
   thresholds.json  from which score on two samples count as one identity
+  report.html      the page of the run; look-first.csv lists what deserves a look
   evaluation/      what `hypermargin evaluate` found
   diverged-*.pt    the batch that gave NaN, if one did
 """

@@ -8,6 +8,8 @@ them together. Heads and colours come from the library, words from words.json.
 
     maths.js     the formulas                    draw.js    SVG from numbers
     panels.js    what follows from the state     ladder.js  from the hinge to AM-Softmax, a step at a time
+    npz.js       arrays from a file              samples.js where the reader's samples stand, for every setting
+    shown.js     the panel of these samples      sphere.js  points that can be turned
     explorer.js  the state and its controls
 """
 
@@ -22,52 +24,55 @@ from typing import Any
 
 from hypermargin import checks
 from hypermargin.files import write_text
-from hypermargin.margins import ArcFace, Combined, CosFace, Margin, NoMargin, SphereFace
+from hypermargin.margins import (
+    AdaFace,
+    ArcFace,
+    Combined,
+    CosFace,
+    ExpFace,
+    MagFace,
+    Margin,
+    NoMargin,
+    SphereFace,
+    X2Softmax,
+)
+from hypermargin.plots.html import POLICY, as_json, document
 from hypermargin.plots.style import DARK, LIGHT, Look
 from hypermargin.recipes import FAMILY
 from hypermargin.rules import SOFTMAX
 from hypermargin.schedule import LambdaAnnealing
 
-SCRIPTS = "maths.js", "draw.js", "panels.js", "ladder.js", "explorer.js"
-# Nothing may be fetched, not even by mistake.
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; base-uri 'none'"
+__all__ = ["POLICY", "TAGS", "asset", "colours", "heads", "page", "parts", "words", "write"]
+TAGS = {"en": "en", "zh": "zh-Hans"}  # what documents say of their language
+SCRIPTS = (
+    "maths.js", "draw.js", "sphere.js", "panels.js", "ladder.js", "npz.js", "samples.js", "shown.js", "explorer.js",
+)  # fmt: skip
+
+# Heads whose ψ has a form of its own, at the numbers that maths.js has.
+FORMS_AT = {X2Softmax(): "x2", ExpFace(): "expface"}
+# Heads whose margin follows the length of the feature: at its shortest, mean or longest, (m2, m3).
+AT_LENGTHS = (
+    ("adaface", "ẑ = −1", AdaFace().m, 0.0),
+    ("adaface", "ẑ = 0", 0.0, AdaFace().m),
+    ("magface", "|x| ≤ l_a", MagFace().l_m, 0.0),
+    ("magface", "|x| ≥ u_a", MagFace().u_m, 0.0),
+)
 
 
 def page(lang: str = "en") -> str:
     """Return the whole HTML document; `lang` is the language it opens in, "en" or "zh"."""
     css, body, script = parts(lang)
     title = words()[lang]["title"]
-    return f"""<!doctype html>
-<html lang="{lang}">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="{POLICY}">
-<title>{title}</title>
-<style>
-body {{ margin: 0; }}
-{css}
-</style>
-</head>
-<body>
-{body}
-<script>
-{script}
-</script>
-</body>
-</html>
-"""
+    return document(title, f"body {{ margin: 0; }}\n{css}", body, script, lang=TAGS[lang])
 
 
 def parts(lang: str = "en") -> tuple[str, str, str]:
     """Return CSS, body and script, which runs once, after the body, on the first `.hm-explorer` of the document."""
     checks.one_of("lang", lang, list(words()))
-    # "</" would end the script element that this is written into.
-    data = json.dumps({"lang": lang, "words": words(), "heads": heads()}, ensure_ascii=False).replace("</", "<\\/")
-    code = "\n".join(_asset(name) for name in SCRIPTS)
+    data = as_json({"lang": lang, "words": words(), "heads": heads()})
+    code = "\n".join(asset(name) for name in SCRIPTS)
     script = f'((root, data) => {{\n"use strict";\n{code}\n}})(document.querySelector(".hm-explorer"), {data});'
-    return colours(".hm-explorer") + "\n" + _asset("explorer.css"), _asset("page.html"), script
+    return colours(".hm-explorer") + "\n" + asset("explorer.css"), asset("page.html"), script
 
 
 def write(path: str | os.PathLike[str], lang: str = "en") -> None:
@@ -77,7 +82,7 @@ def write(path: str | os.PathLike[str], lang: str = "en") -> None:
 
 def words() -> dict[str, dict[str, str]]:
     """Return every word on the page, by language and key."""
-    found: dict[str, dict[str, str]] = json.loads(_asset("words.json"))
+    found: dict[str, dict[str, str]] = json.loads(asset("words.json"))
     return found
 
 
@@ -88,7 +93,7 @@ def heads() -> list[dict[str, Any]]:
     """
     found = []
     for name, recipe in FAMILY.items():
-        numbers = _numbers(recipe.margin)
+        numbers = (1.0, 0.0, 0.0) if recipe.margin in FORMS_AT else _numbers(recipe.margin)
         if numbers is None or recipe.rule != SOFTMAX or recipe.centers.count > 1 or recipe.by_counts:
             continue
         if not recipe.view.is_identity:
@@ -97,6 +102,8 @@ def heads() -> list[dict[str, Any]]:
         found.append(
             {
                 "name": name,
+                "of": name,
+                "form": FORMS_AT.get(recipe.margin, ""),
                 **dict(zip(("m1", "m2", "m3"), numbers, strict=True)),
                 "lambda": schedule.floor if isinstance(schedule, LambdaAnnealing) else 0.0,
                 "s": recipe.scale,
@@ -105,7 +112,16 @@ def heads() -> list[dict[str, Any]]:
                 "paper": recipe.paper,
             }
         )
-    return found
+    return found + [_at_length(*each) for each in AT_LENGTHS]
+
+
+def _at_length(name: str, what: str, m2: float, m3: float) -> dict[str, Any]:
+    """Return a head whose margin follows the length of the feature, at one length."""
+    recipe = FAMILY[name]
+    return {
+        "name": f"{name}: {what}", "of": name, "form": "", "m1": 1.0, "m2": m2, "m3": m3, "lambda": 0.0,
+        "s": recipe.scale, "unit_features": True, "unit_weight": True, "paper": recipe.paper,
+    }  # fmt: skip
 
 
 def _numbers(margin: Margin) -> tuple[float, float, float] | None:
@@ -142,5 +158,6 @@ def colours(root: str) -> str:
 {root}[data-theme="dark"] {{ {dark} }}"""
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """Return the text of a file of the page; draw.js and sphere.js serve other pages too."""
     return files(__name__).joinpath(name).read_text(encoding="utf-8")

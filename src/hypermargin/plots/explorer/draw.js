@@ -37,9 +37,9 @@ const hundredth = (x) => Math.round(100 * x) / 100;
 const pathOf = (points) => points.map(([x, y], i) => `${i ? "L" : "M"}${hundredth(x)} ${hundredth(y)}`).join("");
 
 // A chart. x = {range, ticks, write, label}, y = {range, label}; curves of [x, y] points, each with its class;
-// dots; a cursor (a value of x); level: a value of y to draw a line at. The frame and the ranges are left in the
-// SVG's data, for dragging.
-function chart(svg, { x, y, curves, dots = [], cursor, level, height, name }) {
+// dots; clouds of many points, each with its class; a cursor (a value of x); level: a value of y to draw a line at.
+// The frame and the ranges are left in the SVG's data, for dragging.
+function chart(svg, { x, y, curves, dots = [], clouds = [], cursor, level, height, name }) {
   const width = widthOf(svg);
   const right = width - FRAME.right;
   const bottom = height - (x.label ? 40 : 22);
@@ -48,9 +48,10 @@ function chart(svg, { x, y, curves, dots = [], cursor, level, height, name }) {
   const px = (value) => FRAME.left + ((value - x0) / (x1 - x0)) * (right - FRAME.left);
   const py = (value) => bottom - ((value - y0) / (y1 - y0)) * (bottom - FRAME.top);
   const parts = [];
-  for (const tick of ticks(y0, y1, 4, y.steps)) {
+  for (const tick of y.ticks ?? ticks(y0, y1, 4, y.steps)) {
     parts.push(`<line class="hm-grid" x1="${FRAME.left}" x2="${right}" y1="${py(tick)}" y2="${py(tick)}"/>`);
-    parts.push(`<text x="${FRAME.left - 6}" y="${py(tick) + 4}" text-anchor="end">${plain(tick)}</text>`);
+    const said = (y.write ?? plain)(tick);
+    parts.push(`<text x="${FRAME.left - 6}" y="${py(tick) + 4}" text-anchor="end">${said}</text>`);
   }
   for (const tick of x.ticks) {
     parts.push(`<line class="hm-grid" x1="${px(tick)}" x2="${px(tick)}" y1="${FRAME.top}" y2="${bottom}"/>`);
@@ -65,7 +66,14 @@ function chart(svg, { x, y, curves, dots = [], cursor, level, height, name }) {
     const points = curve.points.map(([a, b]) => [px(a), py(b)]);
     parts.push(`<path class="hm-curve ${curve.class}" d="${pathOf(points)}"/>`);
   }
-  parts.push(`<line class="hm-cursor" x1="${px(cursor)}" x2="${px(cursor)}" y1="${FRAME.top}" y2="${bottom}"/>`);
+  for (const { class: kind, points } of clouds) {
+    const spots = points.map(([a, b]) => `M${hundredth(px(a))} ${hundredth(py(b))}h0`).join("");
+    parts.push(`<path class="${kind}" d="${spots}"/>`);
+  }
+  if (cursor !== undefined) {
+    const at = px(cursor);
+    parts.push(`<line class="hm-cursor" x1="${at}" x2="${at}" y1="${FRAME.top}" y2="${bottom}"/>`);
+  }
   for (const dot of dots) {
     parts.push(`<circle class="${dot.class}" cx="${px(dot.at[0])}" cy="${py(dot.at[1])}" r="${dot.r ?? 4}"/>`);
   }

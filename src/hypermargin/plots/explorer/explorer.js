@@ -2,9 +2,9 @@
 
 const START = {
   head: "arcface", m1: 1, m2: 0.5, m3: 0, lambda: 0, s: 64, classes: 1000, theta12: 90, theta: 55,
-  rivals: "right", P: 0.99, step: 1,
+  rivals: "right", P: 0.99, step: 1, form: "",
 };
-const CHOICES = { rivals: ["right", "simplex"], P: [0.9, 0.99, 0.999], lang: Object.keys(data.words) };
+const CHOICES = { form: ["", ...Object.keys(FORMS)], rivals: ["right", "simplex"], P: [0.9, 0.99, 0.999], lang: Object.keys(data.words) };
 
 // Logarithmic sliders walk along round numbers, so that every press of an arrow key is a visible step.
 const decades = (from, to) => {
@@ -24,7 +24,7 @@ const SLIDERS = {
   theta12: { low: 1, high: 180, step: 1, unit: "°" },
   theta: { low: 0, high: 180, step: 0.5, unit: "°" },
 };
-const OF_A_HEAD = ["m1", "m2", "m3", "lambda", "s"];
+const OF_A_HEAD = ["m1", "m2", "m3", "lambda", "s", "form"];
 
 const all = (selector) => [...root.querySelectorAll(selector)];
 const one = (selector) => root.querySelector(selector);
@@ -102,6 +102,8 @@ function redraw() {
 
 function change(changes) {
   Object.assign(state, changes);
+  // A ψ of its own form has no m1, m2, m3: whoever moves one of them leaves it.
+  if (!("form" in changes) && ["m1", "m2", "m3"].some((key) => key in changes)) state.form = "";
   forgetHead();
   redraw();
   afterPause();
@@ -156,15 +158,81 @@ function drawControls() {
   one(".hm-link").href = address();
   const head = headOf(state.head);
   tell("head", head ? head.paper : say("head_custom_note"));
-  tell("free", !head || head.unit_features ? "" : say(head.unit_weight ? "free_features" : "free_both"));
+  tell("free", freeWords(head));
+  tell("form", state.form ? say(FORM_WORDS[state.form]) : "");
+  one('[data-do="pin"]').textContent = say(pinned ? "unpin" : "pin");
+  tell("pinned", pinned ? say("pinned_is", { name: named(pinned) }) : "");
+  all(".hm-with-pin").forEach((place) => (place.hidden = !pinned));
+  all(".hm-with-strips").forEach((place) => (place.hidden = !samples));
+}
+
+const FORM_WORDS = { x2: "form_x2", expface: "form_expface" };
+const freeWords = (head) => (!head || head.unit_features ? "" : say(head.unit_weight ? "free_features" : "free_both"));
+
+// ---- a pinned curve, and what can be copied -------------------------------------------------------------------
+
+let pinned = null; // a setting to compare with
+
+const named = ({ head, m1, m2, m3, lambda, s }) =>
+  head || `m₁ = ${plain(m1)}, m₂ = ${plain(m2)}, m₃ = ${plain(m3)}, λ = ${plain(lambda)}, s = ${plain(s)}`;
+
+// Numbers as Python and the command line read them.
+const typed = (x) => String(Number(x.toPrecision(6)));
+
+// The head of the library that the setting is: its name, and what of it differs from what the name alone gives.
+function headAs() {
+  const head = headOf(state.head);
+  const form = data.heads.find((each) => each.form && each.form === state.form);
+  const name = head?.of ?? form?.of ?? "combined";
+  const numbers = {};
+  if (!head && !form) for (const key of ["m1", "m2", "m3"]) numbers[key] = typed(state[key]);
+  if (!head || head.unit_features) numbers.scale = typed(state.s);
+  return { name, numbers, lambda: !head && state.lambda ? typed(state.lambda) : "" };
+}
+
+function asPython() {
+  const { name, numbers, lambda } = headAs();
+  const given = [`"${name}"`, "dim=128", `classes=${state.classes}`, ...Object.entries(numbers).map(([key, value]) => `${key}=${value}`)];
+  if (lambda) given.push(`schedule=LambdaAnnealing(base=${lambda}, floor=${lambda})`);
+  const more = lambda ? "from hypermargin.schedule import LambdaAnnealing\n" : "";
+  return `import hypermargin as hm\n${more}\nhead = hm.create_head(${given.join(", ")})\nloss = head(features, labels)\n`;
+}
+
+function asCommand() {
+  const { name, numbers, lambda } = headAs();
+  const given = Object.entries(numbers).map(([key, value]) => `--set ${key}=${value}`);
+  if (lambda) given.push(`--schedule lambda:base=${lambda},floor=${lambda}`);
+  return ["hypermargin train --data photos/", `--head ${name}`, ...given].join(" ");
+}
+
+// To the clipboard; where a page may not, by way of a field that is copied from.
+async function copy(text, word) {
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    const field = document.createElement("textarea");
+    field.value = text;
+    root.append(field);
+    field.select();
+    const done = document.execCommand("copy");
+    field.remove();
+    if (!done) return tell("copied", text);
+  }
+  tell("copied", say(word));
 }
 
 function drawWords() {
   root.lang = state.lang === "zh" ? "zh-Hans" : "en";
+  // A page that is the explorer's own is called like it, in the reader's language.
+  if (Object.values(data.words).some(({ title }) => title === document.title)) {
+    document.title = say("title");
+    document.documentElement.lang = root.lang;
+  }
   for (const place of all("[data-word]")) put(place, say(place.dataset.word));
   const heads = data.heads.map(({ name }) => `<option value="${name}">${name}</option>`).join("");
   one('[data-choice="head"]').innerHTML = `<option value="">${say("head_custom")}</option>${heads}`;
   tell("summary", summary());
+  tell("file", said());
 }
 
 // ---- start --------------------------------------------------------------------------------------------------
@@ -179,7 +247,10 @@ const CHOSEN = {
     change({ lang });
     drawWords();
   },
-  theme: (theme) => (root.dataset.theme = theme),
+  theme: (theme) => {
+    root.dataset.theme = theme;
+    redraw(); // a canvas takes its colours when it is drawn
+  },
 };
 
 function start() {
@@ -197,9 +268,21 @@ function start() {
     resetLadder();
     change({ ...START });
   });
+  one('[data-do="pin"]').addEventListener("click", () => {
+    pinned = pinned ? null : { ...state };
+    redraw();
+  });
+  one('[data-do="python"]').addEventListener("click", () => copy(asPython(), "copied_python"));
+  one('[data-do="command"]').addEventListener("click", () => copy(asCommand(), "copied_command"));
+  one(".hm-link").addEventListener("click", (event) => {
+    event.preventDefault();
+    history.replaceState(null, "", address());
+    copy(location.href, "copied_link");
+  });
+  startSamples();
   // Half degrees and half steps of s, like the sliders.
   const half = (x) => Math.round(2 * x) / 2;
-  for (const plot of ["psi", "mini", "slope", "loss", "gradient"]) {
+  for (const plot of ["psi", "mini", "slope", "loss", "gradient", "samples"]) {
     draggable(one(`[data-plot="${plot}"]`), (x) => change({ theta: half(x) }));
   }
   draggable(one('[data-plot="widths"]'), (x) => change({ theta12: Math.max(1, Math.round(x)) }));

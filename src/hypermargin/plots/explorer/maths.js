@@ -18,20 +18,35 @@ function carrier(u) {
 // g′(u) = −|sin u|, written so that it is smooth within a branch.
 const carrierSlope = (u) => -Math.sin(u - Math.PI * Math.floor(u / Math.PI));
 
+// Heads whose ψ is not g(m1·θ + m2) − m3, each with its slope; their numbers are the papers'.
+const FORMS = {
+  x2: [(theta) => 0.65 - 0.9 * theta * theta, (theta) => -1.8 * theta],
+  expface: [
+    (theta) => Math.cos(Math.PI * Math.max(theta / Math.PI, 1e-12) ** 0.7),
+    (theta) => {
+      const t = Math.max(theta / Math.PI, 1e-12);
+      return -Math.sin(Math.PI * t ** 0.7) * 0.7 * t ** -0.3;
+    },
+  ],
+};
+
 // ψ(θ) = (λ cos θ + g(m1·θ + m2) − m3)/(1 + λ): the cosine the loss pretends the target had.
-function psi(theta, { m1, m2, m3, lambda }) {
+function psi(theta, { m1, m2, m3, lambda, form }) {
   const cosine = Math.cos(theta);
-  return cosine + (carrier(m1 * theta + m2) - m3 - cosine) / (1 + lambda);
+  const whole = form ? FORMS[form][0](theta) : carrier(m1 * theta + m2) - m3;
+  return cosine + (whole - cosine) / (1 + lambda);
 }
 
-function psiSlope(theta, { m1, m2, lambda }) {
+function psiSlope(theta, { m1, m2, lambda, form }) {
   const sine = Math.sin(theta);
-  return -sine + (m1 * carrierSlope(m1 * theta + m2) + sine) / (1 + lambda);
+  const whole = form ? FORMS[form][1](theta) : m1 * carrierSlope(m1 * theta + m2);
+  return -sine + (whole + sine) / (1 + lambda);
 }
 
 // The angles strictly between 0 and π at which m1·θ + m2 passes a multiple of π.
-function knots({ m1, m2 }) {
+function knots({ m1, m2, form }) {
   const found = [];
+  if (form) return found;
   for (let k = Math.floor(m2 / Math.PI) + 1; (k * Math.PI - m2) / m1 < Math.PI - 1e-12; k++) {
     found.push((k * Math.PI - m2) / m1);
   }

@@ -10,10 +10,11 @@ const rangeOf = (curves, low, high) => {
 const degreesAxis = (label) => ({ range: [0, 180], ticks: [0, 45, 90, 135, 180], write: (x) => `${x}°`, label });
 
 // Two curves over θ, with the margin and without, and the sample on the first.
-function overTheta(plot, f, bare, { label, low, high, name, height, knotted = [], below = "" }) {
+function overTheta(plot, f, bare, { label, low, high, name, height, knotted = [], below = "", other = null }) {
   const angles = [...ANGLES, ...knotted].sort((a, b) => a - b);
   const curves = [
     { class: "hm-plain", points: curveOf(bare, ANGLES) },
+    ...(other ? [{ class: "hm-pinned", points: curveOf(other, ANGLES) }] : []),
     { class: "hm-main", points: curveOf(f, angles) },
   ];
   const theta = state.theta / DEGREES;
@@ -21,7 +22,17 @@ function overTheta(plot, f, bare, { label, low, high, name, height, knotted = []
   dots.push({ class: "hm-here", at: [state.theta, f(theta)], r: 5.5 });
   const y = { range: rangeOf(curves, low, high), label };
   const x = degreesAxis(below);
+  curves.unshift(...strips(...y.range));
   chart(one(`[data-plot="${plot}"]`), { x, y, curves, dots, cursor: state.theta, height, name });
+}
+
+// The reader's samples along the bottom of a plot: how many have which angle, to their class and to the nearest other.
+function strips(low, high) {
+  if (!samples) return [];
+  return samples.strips.map((shares, i) => {
+    const points = shares.flatMap((share, k) => [2 * k, 2 * k + 2].map((x) => [x, low + 0.22 * share * (high - low)]));
+    return { class: i ? "hm-rival-strip" : "hm-own-strip", points: [[0, low], ...points, [180, low]] };
+  });
 }
 
 function numbers() {
@@ -39,7 +50,9 @@ function numbers() {
   };
 }
 
-const UNITS = { theta: "°", width: "°", boundary: "°", simplexAngle: "°", share: " %" };
+const UNITS = {
+  theta: "°", width: "°", boundary: "°", simplexAngle: "°", share: " %", samplesMet: " %", samplesGain: " %", samplesLose: " %",
+};
 
 function write(name, value) {
   for (const output of all(`[data-value-of="${name}"]`)) {
@@ -62,14 +75,15 @@ function draw() {
   const found = numbers();
   for (const [name, value] of Object.entries(found)) if (name !== "feasible") write(name, value);
   const below = say("axis_theta"); // under the lower of two plots
-  const bare = { ...state, m1: 1, m2: 0, m3: 0, lambda: 0 };
+  const bare = { ...state, m1: 1, m2: 0, m3: 0, lambda: 0, form: "" };
+  const other = (f) => pinned && ((theta) => f(theta, { ...pinned, classes: state.classes, rivals: state.rivals }));
   const psi = (theta) => maths.psi(theta, state);
   const knotted = maths.knots(state);
-  const both = { name: say("psi_title"), low: -1, high: 1, label: say("axis_psi"), knotted };
+  const both = { name: say("psi_title"), low: -1, high: 1, label: say("axis_psi"), knotted, other: other(maths.psi) };
   overTheta("psi", psi, Math.cos, { ...both, height: 240 });
   if (widthOf(one('[data-plot="mini"]'))) overTheta("mini", psi, Math.cos, { ...both, height: 140 });
   overTheta("slope", (t) => maths.psiSlope(t, state), (t) => -Math.sin(t),
-    { name: say("axis_slope"), low: -1, high: 0, label: say("axis_slope"), height: 170, knotted, below });
+    { name: say("axis_slope"), low: -1, high: 0, label: say("axis_slope"), height: 170, knotted, below, other: other(maths.psiSlope) });
   circle(one('[data-plot="band"]'), {
     ...found, theta12: state.theta12 / DEGREES, width: found.width / DEGREES, boundary: found.boundary / DEGREES,
     at: state.theta / DEGREES, name: say("band_title"),
@@ -78,10 +92,11 @@ function draw() {
   tell("band", bandWords(found));
   tell("sample", sampleWords(found));
   overTheta("loss", (t) => maths.loss(t, state), (t) => maths.loss(t, bare),
-    { name: say("loss_title"), low: 0, high: 0.1, label: say("axis_loss"), height: 200 });
+    { name: say("loss_title"), low: 0, high: 0.1, label: say("axis_loss"), height: 200, other: other(maths.loss) });
   overTheta("gradient", (t) => maths.gradient(t, state), (t) => maths.gradient(t, bare),
-    { name: say("axis_gradient"), low: 0, high: 0.1, label: say("axis_gradient"), height: 180, below });
+    { name: say("axis_gradient"), low: 0, high: 0.1, label: say("axis_gradient"), height: 180, below, other: other(maths.gradient) });
   drawSimplex(found, bare);
+  drawSamples(pinned ? { ...pinned, classes: state.classes } : bare);
   drawLadder();
   drawControls();
 }
@@ -135,7 +150,8 @@ function drawSimplex({ smallestScale, simplexProbability }, bare) {
   drawScales(smallestScale, bare);
   const needed = { s: show(smallestScale), P: state.P };
   const enough = state.s >= smallestScale ? say("scale_enough", needed) : say("scale_short", needed);
-  const verdict = smallestScale === Infinity ? say("scale_never") : enough;
+  const free = headOf(state.head)?.unit_features === false;
+  const verdict = smallestScale === Infinity ? say("scale_never") : free ? say("scale_free", needed) : enough;
   tell("scale", state.m1 < 1 ? `${verdict} ${say("floor_not")}` : verdict);
 }
 

@@ -1,0 +1,16 @@
+"""One page that shows what a run, or anybody's embeddings, came to: a file that needs nothing but a browser.
+
+write_report    RUN/report.html, of the weights and data of a run
+of_embeddings   what a page shows of features and labels; `page` makes it a document
+Subject         embeddings, and what is known of their samples
+
+    content.py     verification, pairs, samples, points      cloud.py       where samples stand, for every s at once
+    run.py         the log, the settings, training samples   thumbnails.py  small pictures, and not too many
+    page.py, page.html, page.css, words.json, *.js           live.py        the page of a run under way
+"""
+
+from hypermargin.runpage.content import Subject
+from hypermargin.runpage.page import page, words
+from hypermargin.runpage.write import of_embeddings, write_report
+
+__all__ = ["Subject", "of_embeddings", "page", "words", "write_report"]
