@@ -1,0 +1,176 @@
+"""The measurements: what the target's logit is at every angle, and what the rivals count as.
+
+A feature x lies along the first axis. The row of its class is θ away from it in the plane of the first two axes, and
+all rivals are one and the same row, at the cosine c, in the plane of the first and the third. So
+
+    L = softplus(R − T),  hence  R − T = log(e^L − 1) = log(C − 1) + B(c) − T(θ)
+
+is two functions of one variable each. B is measured at a fixed θ, T from B. What is known of both is B(c) − T(θ); as
+a rival at 90° is taken to have the logit 0, both are known. The derivative along the second axis, as autograd reports
+it, is σ(R − T)·dT/dθ at a fixed B.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hypermargin.common.arrays import Floats
+from hypermargin.diagnose.criterion import Criterion, gap, row_loss
+
+ALIKE = 2  # rows: some divide by the deviation of a batch, which one row does not have
+FAR = math.radians(150)  # where the target's logit is low, so that the rivals' can be seen
+LOWEST = {torch.float64: -20.0, torch.float32: -6.0}  # of R − T, below which rounding hides it
+RIVALS = np.linspace(-1.0, 1.0, 41)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A batch with known angles: alike rows."""
+
+    x: Tensor
+    W: Tensor
+    y: Tensor
+
+
+@dataclass(frozen=True)
+class Lab:
+    """A criterion, and the lengths that features and class rows are given in measuring it."""
+
+    criterion: Criterion
+    length: float = 1.0
+    own_length: float = 1.0  # of the row of the target's class
+    rival_length: float = 1.0
+    target: int = 0
+
+    def place(self, theta: float, rival: float) -> Placed:
+        """Return a batch with its target at `theta` and its rivals at the cosine `rival`."""
+        of, dtype = self.criterion, self.criterion.dtype
+        axes = torch.eye(max(3, of.dim), dtype=dtype)[:3, : of.dim]
+        sine = math.sqrt(max(0.0, 1 - rival * rival))
+        W = (self.rival_length * (rival * axes[0] + sine * axes[2])).repeat(of.classes, 1)
+        W[self.target] = self.own_length * (math.cos(theta) * axes[0] + math.sin(theta) * axes[1])
+        x = (self.length * axes[0]).repeat(ALIKE, 1)
+        return Placed(x, W, torch.full((ALIKE,), self.target))
+
+    def gap(self, theta: float, rival: float) -> float:
+        """Return R − T."""
+        if self.criterion.form == "cosines":
+            return float(gap(self.criterion.on_cosines(self.cosines(theta, rival), self.labels), self.labels))
+        at = self.place(theta, rival)
+        return float(gap(self.criterion(at.x, at.W, at.y), at.y))
+
+    @property
+    def labels(self) -> Tensor:
+        """The labels of a batch."""
+        return torch.full((ALIKE,), self.target)
+
+    def cosines(self, theta: float, rival: float) -> Tensor:
+        """Return the same batch as cosines."""
+        of = self.criterion
+        cosines = torch.full((ALIKE, of.classes), rival, dtype=of.dtype)
+        cosines[:, self.target] = math.cos(theta)
+        return cosines
+
+    def gap_and_slope(self, theta: float, rival: float) -> tuple[float, float]:
+        """Return R − T, and dT/dθ as autograd reports it; nan where there is none."""
+        of = self.criterion
+        if of.form == "cosines":
+            leaf = self.cosines(theta, rival).requires_grad_()
+            y = self.labels
+            found = of.on_cosines(leaf, y)
+        else:
+            at = self.place(theta, rival)
+            leaf, y = at.x.requires_grad_(), at.y
+            found = of(leaf, at.W, y)
+        value = gap(found, y)
+        (by,) = torch.autograd.grad(row_loss(found, y), leaf, allow_unused=True)
+        pull = float(torch.sigmoid(value))
+        if by is None or not pull:
+            return float(value), math.nan
+        if of.form == "cosines":
+            return float(value), float(by[:, self.target].sum()) / pull * math.sin(theta)
+        return float(value), float(by[:, 1].sum()) / pull * self.length
+
+    def scale(self) -> float:
+        """Return by how much a rival's logit grows from 90° to 60°, per cosine."""
+        return (self.gap(FAR, 0.5) - self.gap(FAR, 0.0)) / 0.5
+
+    def logit(self, theta: float, scale: float) -> float:
+        """Return T at one angle, if rivals count as `scale` times their cosine."""
+        c = max(-0.95, min(0.95, math.cos(theta)))
+        return math.log(self.criterion.classes - 1) + scale * c - self.gap(theta, c)
+
+    def changed(self, **what: float | int) -> Lab:
+        """Return a laboratory with other lengths or another target."""
+        return replace(self, **what)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, eq=False)
+class Curves:
+    """T over θ and B over c, both in logits, and the derivative of T as autograd reports it and by differences."""
+
+    theta: Floats
+    target: Floats
+    reported: Floats
+    rival_cosine: Floats
+    rival: Floats
+    noise: float  # of a logit
+
+    @property
+    def differences(self) -> Floats:
+        """Return dT/dθ by central differences."""
+        return np.asarray(np.gradient(self.target, self.theta))
+
+
+def grid() -> Floats:
+    """Return the angles: every degree, and more of them near 0 and π."""
+    near = np.radians([0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75])
+    return np.unique(np.concatenate((np.radians(np.arange(1, 180)), near, math.pi - near)))
+
+
+def measure(lab: Lab) -> Curves:
+    """Measure both curves."""
+    of = lab.criterion
+    rival = np.array([lab.gap(FAR, c) for c in RIVALS])
+    zero = rival[len(RIVALS) // 2]
+    rival[rival < LOWEST[of.dtype]] = np.nan
+    rival = rival - zero
+    known = np.flatnonzero(np.isfinite(rival) & (np.abs(RIVALS) < 0.97))
+    if not len(known) or not np.isfinite(zero):
+        raise ArithmeticError("the loss is not a finite number even where every angle is well inside (0°, 180°)")
+    theta = grid()
+    target, reported = np.empty_like(theta), np.empty_like(theta)
+    for k, angle in enumerate(theta):
+        j = known[np.argmin(np.abs(RIVALS[known] - math.cos(angle)))]
+        value, reported[k] = lab.gap_and_slope(angle, float(RIVALS[j]))
+        target[k] = math.log(of.classes - 1) + rival[j] - value
+    size = float(np.nanmax(np.abs(target))) + float(np.nanmax(np.abs(rival)))
+    eps = torch.finfo(of.dtype).eps
+    return Curves(theta, target, reported, RIVALS, rival, noise=max(1e3 * eps * size, 1e-9))
+
+
+def adds_up(lab: Lab, curves: Curves) -> float:
+    """Return how far the loss is from softplus(log Σ exp): R of rivals at two cosines against that of each alone."""
+    of = lab.criterion
+    if of.classes < 4:
+        return 0.0
+    first = max(1, (of.classes - 1) // 2)
+    theta, low, high = FAR, 0.2, 0.3
+    if of.form == "cosines":
+        cosines = lab.cosines(theta, high)
+        cosines[:, [j for j in range(of.classes) if j != lab.target][:first]] = low
+        mixed = float(gap(of.on_cosines(cosines, lab.labels), lab.labels))
+    else:
+        at, other = lab.place(theta, high), lab.place(theta, low)
+        rows = [j for j in range(of.classes) if j != lab.target][:first]
+        at.W[rows] = other.W[rows]
+        mixed = float(gap(of(at.x, at.W, at.y), at.y))
+    each = torch.tensor([lab.gap(theta, low), lab.gap(theta, high)], dtype=torch.float64)
+    share = torch.tensor([first, of.classes - 1 - first], dtype=torch.float64) / (of.classes - 1)
+    expected = float(torch.logsumexp(each + share.log(), 0))
+    return abs(mixed - expected)

@@ -1,0 +1,236 @@
+"""How a criterion behaves as a program: state, chance, its inputs and weight, memory, one class."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hypermargin.diagnose.angles import ALIKE, Lab
+from hypermargin.diagnose.criterion import Criterion, row_loss
+from hypermargin.diagnose.edges import Batch, differentiate, spread
+from hypermargin.diagnose.findings import Finding
+
+SEEDS = range(1, 33)
+
+
+def habits(lab: Lab) -> Iterator[tuple[str, Callable[[], Iterator[Finding]]]]:
+    """Yield each probe with its name."""
+    of = lab.criterion
+    yield "state", lambda: _state(of)
+    yield "what it changes", lambda: _changes(of)
+    yield "the gradient by the class rows", lambda: _radial(of)
+    yield "memory", lambda: _memory(of)
+
+
+def _state(of: Criterion) -> Iterator[Finding]:
+    if of.module is None or of.kept is None:
+        return
+    batch = spread(of, 12)
+    for training in (True, False):
+        of.kept.restore()
+        was = of.module.training
+        of.module.train(training)
+        try:
+            for _ in range(3):
+                of(batch.x, batch.W, batch.y, fresh=False)
+            kept, lost = of.kept.moved()
+        finally:
+            of.module.train(was)
+            of.kept.restore()
+        own = {of.weight.name} if of.weight else set()
+        kept -= own
+        if training and lost:
+            yield Finding(
+                "state-lost", "doubtful",
+                f"Training moves {_listed(lost)}, which state_dict() does not hold: a resumed run begins anew.",
+                "Keep what moves in buffers: self.register_buffer(name, torch.tensor(…)).",
+            )  # fmt: skip
+        if not training and kept | lost:
+            yield Finding(
+                "moves-in-eval", "doubtful",
+                f"In eval() {_listed(kept | lost)} still moves: evaluating changes the training that follows.",
+                "Guard the update with `if self.training:`.",
+            )  # fmt: skip
+        if training and kept:
+            yield Finding("state", "note", f"It remembers {_listed(kept)} from batch to batch, in its state_dict().")
+
+
+def _listed(names: set[str]) -> str:
+    return ", ".join(sorted(names)[:4]) + (" and others" if len(names) > 4 else "")
+
+
+def _changes(of: Criterion) -> Iterator[Finding]:
+    batch = spread(of, 8)
+    if of.form == "cosines":
+        cosines = batch.x @ batch.W.T / (batch.x.norm(dim=1)[:, None] * batch.W.norm(dim=1))
+        before = cosines.clone()
+        try:
+            of.read(of.call(cosines, of.labels(batch.y)), len(batch.y))
+        except Exception:
+            return
+        if not torch.equal(before, cosines):
+            yield Finding(
+                "changes-input", "note", "It writes the margined values into the cosines that it is given, in place.",
+                "Whoever uses the cosines afterwards (accuracy, a second loss) has to take a copy before.",
+            )  # fmt: skip
+        return
+    x = batch.x.clone()
+    of(x, batch.W, batch.y)
+    if not torch.equal(x, batch.x):
+        yield Finding("changes-input", "doubtful", "It changes the features that it is given, in place.")
+    if of.form == "features" and of.weight is not None:
+        of(batch.x, batch.W, batch.y)
+        if not torch.allclose(of.own_rows().detach(), of.weight.laid(batch.W)):
+            yield Finding(
+                "changes-weight", "note",
+                "The forward itself changes the class rows (it normalises them in place, say).",
+                "What the optimiser remembers of a row is of another length than the row; and two forwards differ.",
+            )  # fmt: skip
+
+
+def _radial(of: Criterion) -> Iterator[Finding]:
+    """The gradient by a row that counts by its direction alone has no part along the row."""
+    if of.form == "cosines":
+        return
+    batch = spread(of, 32)
+    found = differentiate(of, batch)
+    by = found.get("the gradient by the class rows")
+    if by is None or not bool(by.any()):
+        yield Finding(
+            "weight-without-gradient", "wrong", "The class rows get no gradient: they are detached, or no parameter.",
+            "Normalise with F.normalize(self.weight), not self.weight.data or under no_grad.",
+        )  # fmt: skip
+        return
+    twice = Batch(batch.x, 2 * batch.W, batch.y)
+    if abs(float(differentiate(of, twice)["the loss"]) - float(found["the loss"])) > 1e-3:
+        return  # their lengths count
+    W = batch.W
+    if of.form == "features" and of.weight is not None:
+        W = of.weight.laid(W)
+        W, by = (W.T, by.T) if of.weight.transposed else (W, by)
+    along = (by * W).sum(1) / W.norm(dim=1)
+    share = float((along.norm() / by.norm()).detach())
+    if share > 0.02:
+        yield Finding(
+            "radial-gradient", "note",
+            f"The lengths of the class rows do not count, but {100 * share:.0f} % of their gradient points along them.",
+            "Let the gradient go through the normalisation, which projects it.",
+            "A weight normalised in place keeps a radial gradient",
+        )  # fmt: skip
+
+
+def _memory(of: Criterion) -> Iterator[Finding]:
+    """Count the numbers that autograd keeps for the backward, per row and class."""
+    rows = max(64, 8 * of.dim)
+    if of.classes < 64 and of.form == "features":
+        return  # too few classes to tell N×C from N×d
+    batch = spread(of, rows)
+    seen: dict[int, int] = {}
+
+    def pack(t: Tensor) -> Tensor:
+        store = t.untyped_storage()
+        seen[store.data_ptr()] = store.nbytes()
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        differentiate(of, batch)
+    size = batch.x.element_size()
+    fixed = (rows * of.dim + of.classes * of.dim) * size
+    each = max(0.0, (sum(seen.values()) - fixed) / (rows * of.classes * size))
+    if each >= 1:
+        gib = each * 512 * 100_000 * 4 / 2**30
+        yield Finding(
+            "memory", "note",
+            f"The backward keeps about {each:.1f} numbers per row and class: {gib:.1f} GiB for 512 rows and 100,000 "
+            "classes in float32, beside what the forward needs for itself.",
+            'hypermargin\'s backend="chunked" (a CPU) or "triton" (a GPU) keeps none.',
+        )  # fmt: skip
+
+
+class Chance:
+    """What a criterion that draws its margins gives, by seeds: the mean and deviation of its margin."""
+
+    def __init__(self, lab: Lab, scale: float) -> None:
+        of = lab.criterion
+        self.angles: list[float] = []
+        self.cosines: list[float] = []
+        theta = math.radians(60)
+        for number in SEEDS:
+            drawn = lab.changed(criterion=of.seeded(number))  # type: ignore[arg-type]
+            psi = drawn.logit(theta, scale) / scale
+            self.angles.append(math.acos(max(-1.0, min(1.0, psi))) - theta)
+            self.cosines.append(math.cos(theta) - psi)
+
+    @property
+    def drawn(self) -> bool:
+        """Tell whether other seeds give another margin."""
+        return max(self.cosines) - min(self.cosines) > 1e-5
+
+    def mean_and_deviation(self, angular: bool) -> tuple[float, float]:
+        """Return both, of single rows: a batch of alike rows has the mean of several draws."""
+        values = torch.tensor(self.angles if angular else self.cosines, dtype=torch.float64)
+        return float(values.mean()), float(values.std()) * math.sqrt(ALIKE)
+
+
+def pairing(of: Criterion) -> str:
+    """Tell how a criterion that draws margins gives them to the rows of a batch.
+
+    "" at random; "paper": the largest to the hardest row; "published": by the order of the order, which is random.
+    Only for criteria whose logits or losses by row can be seen.
+    """
+    rows = 5
+    # Cosines whose order, as argsort gives it, is not its own inverse.
+    theta = torch.tensor([0.9, 1.5, 0.6, 1.2, 1.8], dtype=of.dtype)
+    order = theta.cos().argsort(descending=True)
+    rank = order.argsort()
+    if torch.equal(order, rank):
+        raise AssertionError("the order must differ from its inverse")
+    drawn = torch.zeros(rows, dtype=torch.float64)
+    for number in range(1, 129):
+        each = of.seeded(number)
+        psi = _targets(each, theta)
+        if psi is None:
+            return ""
+        drawn += psi
+    drawn = (theta.cos().double() - drawn / 128) / theta.sin().double()
+    by = {name: float(torch.corrcoef(torch.stack((drawn, places.double())))[0, 1]) for name, places in
+          (("published", order), ("paper", rank))}  # fmt: skip
+    best = max(by, key=lambda name: by[name])
+    return best if by[best] > 0.9 else ""
+
+
+def _targets(of: Criterion, theta: Tensor) -> Tensor | None:
+    """Return the target's logit of each row, over the scale of the rivals'; None if rows cannot be told apart."""
+    rows = len(theta)
+    y = torch.zeros(rows, dtype=torch.long)
+    axes = torch.eye(max(3, of.dim), dtype=of.dtype)[:3, : of.dim]
+    W = torch.cat((axes[:1], axes[2:3].expand(of.classes - 1, of.dim)))
+    x = theta.cos()[:, None] * axes[0] + theta.sin()[:, None] * axes[1]
+    found = of(x, W, y)
+    if found.logits is None:
+        return None
+    logits = found.logits.detach().double()
+    scale = Lab(of).scale()
+    return logits[:, 0] / scale
+
+
+def probabilities(of: Criterion) -> Any:
+    """Return whether logits that come back hold the margin of the label, and whether they are probabilities."""
+    batch = spread(of, 6)
+    found = of(batch.x, batch.W, batch.y)
+    if found.logits is None:
+        return False, False
+    other = of(batch.x, batch.W, (batch.y + 1) % of.classes)
+    assert other.logits is not None
+    asked = not torch.allclose(found.logits, other.logits, atol=1e-4)
+    return asked, of.log_probabilities
+
+
+def finite(of: Criterion) -> bool:
+    """Tell whether an ordinary batch has a finite loss."""
+    batch = spread(of, 8)
+    return bool(row_loss(of(batch.x, batch.W, batch.y), batch.y).isfinite())
