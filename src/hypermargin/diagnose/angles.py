@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from hypermargin.common.arrays import Floats
-from hypermargin.diagnose.criterion import Criterion, gap, row_loss
+from hypermargin.diagnose.criterion import Criterion, Outcome, gap, row_loss
 
 ALIKE = 2  # rows: some divide by the deviation of a batch, which one row does not have
 FAR = math.radians(150)  # where the target's logit is low, so that the rivals' can be seen
@@ -46,6 +46,29 @@ class Lab:
     own_length: float = 1.0  # of the row of the target's class
     rival_length: float = 1.0
     target: int = 0
+    alike: int = ALIKE
+    floor: float = 0.0  # of the loss: what a term of its own adds, whatever the angles are
+
+    def level(self) -> Lab:
+        """Return a laboratory that knows the floor: a loss that stays where it is as the lead grows."""
+        bare = replace(self, floor=0.0)
+        high, low = (bare._loss(math.radians(6), c) for c in (-0.9, -0.99))
+        flat = math.isfinite(low) and low > 1e-6 and abs(high - low) < 1e-9 * low
+        return replace(bare, floor=low if flat else 0.0)
+
+    def _loss(self, theta: float, rival: float) -> float:
+        found, y = self._call(theta, rival)
+        return float(row_loss(found, y).detach())
+
+    def _call(self, theta: float, rival: float) -> tuple[Outcome, Tensor]:
+        if self.criterion.form == "cosines":
+            return self.lowered(self.criterion.on_cosines(self.cosines(theta, rival), self.labels)), self.labels
+        at = self.place(theta, rival)
+        return self.lowered(self.criterion(at.x, at.W, at.y)), at.y
+
+    def lowered(self, found: Outcome) -> Outcome:
+        """Return what was found without the floor."""
+        return found if found.loss is None or not self.floor else found._replace(loss=found.loss - self.floor)
 
     def place(self, theta: float, rival: float) -> Placed:
         """Return a batch with its target at `theta` and its rivals at the cosine `rival`."""
@@ -54,25 +77,22 @@ class Lab:
         sine = math.sqrt(max(0.0, 1 - rival * rival))
         W = (self.rival_length * (rival * axes[0] + sine * axes[2])).repeat(of.classes, 1)
         W[self.target] = self.own_length * (math.cos(theta) * axes[0] + math.sin(theta) * axes[1])
-        x = (self.length * axes[0]).repeat(ALIKE, 1)
-        return Placed(x, W, torch.full((ALIKE,), self.target))
+        x = (self.length * axes[0]).repeat(self.alike, 1)
+        return Placed(x, W, torch.full((self.alike,), self.target))
 
     def gap(self, theta: float, rival: float) -> float:
         """Return R − T."""
-        if self.criterion.form == "cosines":
-            return float(gap(self.criterion.on_cosines(self.cosines(theta, rival), self.labels), self.labels))
-        at = self.place(theta, rival)
-        return float(gap(self.criterion(at.x, at.W, at.y), at.y))
+        return float(gap(*self._call(theta, rival)))
 
     @property
     def labels(self) -> Tensor:
         """The labels of a batch."""
-        return torch.full((ALIKE,), self.target)
+        return torch.full((self.alike,), self.target)
 
     def cosines(self, theta: float, rival: float) -> Tensor:
         """Return the same batch as cosines."""
         of = self.criterion
-        cosines = torch.full((ALIKE, of.classes), rival, dtype=of.dtype)
+        cosines = torch.full((self.alike, of.classes), rival, dtype=of.dtype)
         cosines[:, self.target] = math.cos(theta)
         return cosines
 
@@ -82,11 +102,11 @@ class Lab:
         if of.form == "cosines":
             leaf = self.cosines(theta, rival).requires_grad_()
             y = self.labels
-            found = of.on_cosines(leaf, y)
+            found = self.lowered(of.on_cosines(leaf, y))
         else:
             at = self.place(theta, rival)
             leaf, y = at.x.requires_grad_(), at.y
-            found = of(leaf, at.W, y)
+            found = self.lowered(of(leaf, at.W, y))
         value = gap(found, y)
         (by,) = torch.autograd.grad(row_loss(found, y), leaf, allow_unused=True)
         pull = float(torch.sigmoid(value))
@@ -107,7 +127,8 @@ class Lab:
 
     def changed(self, **what: float | int) -> Lab:
         """Return a laboratory with other lengths or another target."""
-        return replace(self, **what)  # type: ignore[arg-type]
+        other = replace(self, **what)  # type: ignore[arg-type]
+        return other.level() if self.floor else other
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,23 +175,35 @@ def measure(lab: Lab) -> Curves:
     return Curves(theta, target, reported, RIVALS, rival, noise=max(1e3 * eps * size, 1e-9))
 
 
-def adds_up(lab: Lab, curves: Curves) -> float:
+def adds_up(lab: Lab) -> float:
     """Return how far the loss is from softplus(log Σ exp): R of rivals at two cosines against that of each alone."""
     of = lab.criterion
     if of.classes < 4:
         return 0.0
-    first = max(1, (of.classes - 1) // 2)
-    theta, low, high = FAR, 0.2, 0.3
+    theta, low, high = FAR, 0.5, 0.8
+    others = [j for j in range(of.classes) if j != lab.target]
+    first = others[: len(others) // 2]
     if of.form == "cosines":
         cosines = lab.cosines(theta, high)
-        cosines[:, [j for j in range(of.classes) if j != lab.target][:first]] = low
-        mixed = float(gap(of.on_cosines(cosines, lab.labels), lab.labels))
+        cosines[:, first] = low
+        mixed = float(gap(lab.lowered(of.on_cosines(cosines, lab.labels)), lab.labels))
     else:
         at, other = lab.place(theta, high), lab.place(theta, low)
-        rows = [j for j in range(of.classes) if j != lab.target][:first]
-        at.W[rows] = other.W[rows]
-        mixed = float(gap(of(at.x, at.W, at.y), at.y))
+        at.W[first] = other.W[first]
+        mixed = float(gap(lab.lowered(of(at.x, at.W, at.y)), at.y))
     each = torch.tensor([lab.gap(theta, low), lab.gap(theta, high)], dtype=torch.float64)
-    share = torch.tensor([first, of.classes - 1 - first], dtype=torch.float64) / (of.classes - 1)
-    expected = float(torch.logsumexp(each + share.log(), 0))
-    return abs(mixed - expected)
+    share = torch.tensor([len(first), len(others) - len(first)], dtype=torch.float64) / len(others)
+    return abs(mixed - float(torch.logsumexp(each + share.log(), 0)))
+
+
+def goes_together(lab: Lab) -> float:
+    """Return by how much what rivals count as depends on the target, in logits.
+
+    R − T is a difference of two functions, so over two angles and two cosines it is a plane.
+    """
+    near, far, high = math.radians(30), math.radians(120), 0.95
+    for low in np.arange(-0.9, 0.9, 0.1):
+        if lab.gap(near, float(low)) >= LOWEST[lab.criterion.dtype] / 2:
+            corners = [lab.gap(theta, c) for theta, c in ((near, low), (far, high), (near, high), (far, low))]
+            return abs(corners[0] + corners[1] - corners[2] - corners[3])
+    return 0.0

@@ -15,7 +15,7 @@ import torch
 from hypermargin.common.arrays import Floats
 from hypermargin.common.text import first_line
 from hypermargin.diagnose import sides
-from hypermargin.diagnose.angles import Curves, Lab, adds_up, measure
+from hypermargin.diagnose.angles import Curves, Lab, adds_up, goes_together, measure
 from hypermargin.diagnose.criterion import SAID, Criterion
 from hypermargin.diagnose.edges import edges
 from hypermargin.diagnose.findings import Finding, sorted_by_level
@@ -29,6 +29,7 @@ from hypermargin.diagnose.state import random_left_alone
 from hypermargin.margins import ArcFace, CosFace, ElasticArcFace, ElasticCosFace, Margin, NoMargin
 
 LATER = 1000  # steps after which a criterion whose margin moves with them is measured again
+OF_THE_MEAN = ("unknown-psi", "jumps", "turns-back", "rewards", "margin-by-class", "not-the-same")
 SOFTMAX = 2e-3  # how far R − T may be from that of softmax
 
 
@@ -156,20 +157,40 @@ class _Examination:
             self.found.append(Finding("not-measured", "doubtful", f"Not measured: {name} ({told})."))
 
     def _measure(self) -> None:
+        self.lab = self.lab.level()
+        if self.lab.floor:
+            self.found.append(
+                Finding(
+                    "own-term", "note",
+                    f"It adds {self.lab.floor:.4g} to the loss whatever the angles are, at |x| = 1: a term of its own, "
+                    "such as MagFace's of the length.",
+                )
+            )  # fmt: skip
         curves, scale = measure(self.lab), self.lab.scale()
-        off = adds_up(self.lab, curves)
+        off, depends = adds_up(self.lab), goes_together(self.lab)
         if off > SOFTMAX or not scale > 0:
             self.softmax = False
             self.found.append(
                 Finding(
                     "not-softmax", "note",
-                    f"It is not the cross-entropy of a softmax: rivals do not add up as exponentials (off by {off:.3g}"
-                    " in the logit), so ψ cannot be read from it.",
-                    "Losses of this kind here: sphereface2, uniface, sface, p2sgrad; supervised_contrastive.",
+                    f"It is not the cross-entropy of a softmax with one scale: rivals do not add up as exponentials "
+                    f"(R is off by {off:.3g}), so ψ cannot be read from it.",
+                    "Losses of this kind here: sphereface2, uniface, sface, p2sgrad; with a scale that follows the "
+                    'batch: scale="adacos-dynamic".',
                 )
             )  # fmt: skip
             return
         self.curves, self.scale = curves, scale
+        if depends > SOFTMAX + 10 * curves.noise:
+            self.found.append(
+                Finding(
+                    "rivals-by-target", "note",
+                    "What rivals count as depends on the target (or it asks one question per class): the rule of "
+                    "MV-Softmax, CurricularFace, SphereFace2 and others. ψ is not named, since the two cannot be told "
+                    f"apart from outside (off by {depends:.3g} in the logit).",
+                    "Compare with heads of this library: mv-am-softmax, mv-arcface, curricularface, sphereface2.",
+                )
+            )  # fmt: skip
 
     def _sides(self) -> None:
         self.features, self.rows = sides.features_side(self.lab), sides.rows_side(self.lab)
@@ -180,6 +201,8 @@ class _Examination:
         assert self.scale is not None
         curves = self.curves
         verdict = of_rivals(curves, self.scale)
+        if "rivals-by-target" in {each.code for each in self.found}:
+            return
         self.found.extend(verdict.findings)
         self.scale, self.everywhere = verdict.scale, verdict.everywhere
         psi, noise = curves.target / self.scale, curves.noise / self.scale
@@ -190,7 +213,28 @@ class _Examination:
         self.margin = self.match.margin if self.match else None
         self.found.extend(of_psi(curves.theta, psi, noise, self.margin))
         self.found.extend(of_match(self.margin, self.gradient))
-        self._prove()
+        if not self._by_class(psi, noise):
+            self._prove()
+
+    def _by_class(self, psi: Floats, noise: float) -> bool:
+        """Tell whether another class has another margin, and say so."""
+        assert self.curves is not None
+        assert self.scale is not None
+        theta = self.curves.theta[70]
+        first = self.lab.logit(theta, self.scale) / self.scale
+        last = self.lab.changed(target=self.of.classes - 1).logit(theta, self.scale) / self.scale
+        if abs(first - last) < 1e-4 + 10 * noise:
+            return False
+        at = math.degrees(theta)
+        self.found.append(
+            Finding(
+                "margin-by-class", "note",
+                f"Classes have margins of their own: ψ({at:.0f}°) is {first:.4g} for the first class and {last:.4g} "
+                "for the last. What is named is that of the first.",
+                "Here: class_margins=…, or create_head(\"ldam\", …, counts=…).",
+            )
+        )  # fmt: skip
+        return True
 
     def _prove(self) -> None:
         """Run the named loss beside the criterion."""
@@ -205,6 +249,14 @@ class _Examination:
             self.rows.kind == sides.UNIT, self.of.form == "cosines", self.of.form == "weights",
         )  # fmt: skip
         self.proof = self.replacement.prove(self.of)
+        if not self.proof.holds:
+            self.found.append(
+                Finding(
+                    "not-the-same", "doubtful",
+                    f"Beside {self.replacement.margin} at the same settings its loss on a batch at all angles differs "
+                    f"by {100 * self.proof.loss:.2g} %, its gradient by {100 * self.proof.gradient:.2g} %.",
+                )
+            )  # fmt: skip
 
     @property
     def found_rivals_plain(self) -> bool:
@@ -216,17 +268,26 @@ class _Examination:
         chance = Chance(self.lab, self.scale)
         if not chance.drawn:
             return
-        angular = isinstance(self.margin, ArcFace)
-        mean, deviation = chance.mean_and_deviation(angular)
-        how = pairing(self.of)
-        self.margin = ElasticArcFace(m=_short(mean), sigma=_short(deviation)) if angular else (
-            ElasticCosFace(m=_short(mean), sigma=_short(deviation))
-        )  # fmt: skip
+        # Alike rows have draws of their own: a margin is named from single ones.
+        alone = self.lab.changed(alike=1)
+        curves = measure(alone)
+        match = recognise(curves.theta, curves.target / self.scale, curves.noise / self.scale)
+        self.match = match or self.match
+        self.curves = curves
+        angular = match is not None and isinstance(match.margin, ArcFace)
+        mean, deviation = Chance(alone, self.scale).mean_and_deviation(angular)
+        how = pairing(self.of, angular)
+        numbers: dict[str, Any] = {"m": _short(mean), "sigma": _short(deviation), "pairing": how or "none"}
+        if match is not None and isinstance(match.margin, ArcFace):
+            self.margin = ElasticArcFace(**numbers, beyond=match.margin.beyond)
+        else:
+            self.margin = ElasticCosFace(**numbers)
+        self.found = [each for each in self.found if each.code not in OF_THE_MEAN]
         self.replacement = self.proof = None
         self.found.append(
             Finding(
                 "drawn-margin", "note",
-                f"Its margin is drawn anew for every row: about {mean:.3g} ± {deviation:.2g} over 32 draws.",
+                f"Its margin is drawn anew for every row: {mean:.2g} ± {deviation:.2g} over 200 draws.",
                 "It draws in eval() too unless it asks self.training." if self._draws_in_eval() else "",
             )
         )  # fmt: skip
@@ -303,6 +364,7 @@ class _Examination:
 
     def _logits(self) -> None:
         asked, probable = probabilities(self.of)
+        self._absolute(probable)
         if asked:
             what = "probabilities" if probable else "logits"
             self.found.append(
@@ -311,6 +373,26 @@ class _Examination:
                     f"The {what} it returns hold the margin of the label that was asked about: for training alone.",
                     "To predict, take the softmax of s·cos θ without margin and label: head.predict_proba.",
                     "Margined probabilities are not predictions",
+                )
+            )  # fmt: skip
+
+    def _absolute(self, probable: bool) -> None:
+        """From logits the offset of all classes can be seen too, which the loss does not show."""
+        if probable or self.curves is None or not self.scale or self.everywhere:
+            return
+        at = self.lab.place(1.0, 0.0)
+        found = self.of(at.x, at.W, at.y).logits
+        if found is None:
+            return
+        offset = -float(found[0, 1].detach()) / self.scale
+        if 1e-3 < offset < 2:
+            self.found.append(
+                Finding(
+                    "rivals-margined", "wrong",
+                    f"The margin is on every class: a rival at 90° has the cosine −{offset:.3g}, not 0. Softmax does "
+                    "not change when all logits move alike, so that part of it does nothing.",
+                    "Put the margin on the label's entry alone: logits[rows, labels] = …",
+                    "A margin on every class is no margin",
                 )
             )  # fmt: skip
 
@@ -341,6 +423,8 @@ class _Examination:
             return "no softmax with a margin"
         if self.curves is None:
             return "not measured"
+        if "rivals-by-target" in {each.code for each in self.found}:
+            return f"a loss whose rivals depend on the target, s about {self.scale:.4g}"
         if self.everywhere:
             return f"the same for every class, s = {self.scale:.4g}: no margin"
         said = _named(self.margin) if self.margin is not None else "a ψ that is not of the family"

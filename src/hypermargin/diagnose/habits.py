@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hypermargin.diagnose.angles import ALIKE, Lab
+from hypermargin.diagnose.angles import Lab
 from hypermargin.diagnose.criterion import Criterion, row_loss
 from hypermargin.diagnose.edges import Batch, differentiate, spread
 from hypermargin.diagnose.findings import Finding
 
-SEEDS = range(1, 33)
+SEEDS = range(1, 201)
 
 
 def habits(lab: Lab) -> Iterator[tuple[str, Callable[[], Iterator[Finding]]]]:
@@ -29,7 +30,8 @@ def habits(lab: Lab) -> Iterator[tuple[str, Callable[[], Iterator[Finding]]]]:
 def _state(of: Criterion) -> Iterator[Finding]:
     if of.module is None or of.kept is None:
         return
-    batch = spread(of, 12)
+    whole = spread(of, 24)
+    batch = Batch(whole.x[:9], whole.W, whole.y[:9])  # whose angles are not around 90°, where much cancels
     for training in (True, False):
         of.kept.restore()
         was = of.module.training
@@ -126,8 +128,10 @@ def _radial(of: Criterion) -> Iterator[Finding]:
 def _memory(of: Criterion) -> Iterator[Finding]:
     """Count the numbers that autograd keeps for the backward, per row and class."""
     rows = max(64, 8 * of.dim)
-    if of.classes < 64 and of.form == "features":
-        return  # too few classes to tell N×C from N×d
+    if of.form != "features":
+        of = replace(of, classes=512)  # as many as one likes
+    if of.classes < 64:
+        return  # too few to tell N×C from N×d
     batch = spread(of, rows)
     seen: dict[int, int] = {}
 
@@ -141,7 +145,7 @@ def _memory(of: Criterion) -> Iterator[Finding]:
     size = batch.x.element_size()
     fixed = (rows * of.dim + of.classes * of.dim) * size
     each = max(0.0, (sum(seen.values()) - fixed) / (rows * of.classes * size))
-    if each >= 1:
+    if each >= 2:
         gib = each * 512 * 100_000 * 4 / 2**30
         yield Finding(
             "memory", "note",
@@ -171,34 +175,28 @@ class Chance:
         return max(self.cosines) - min(self.cosines) > 1e-5
 
     def mean_and_deviation(self, angular: bool) -> tuple[float, float]:
-        """Return both, of single rows: a batch of alike rows has the mean of several draws."""
+        """Return both, of the angle that is added or of the cosine that is subtracted."""
         values = torch.tensor(self.angles if angular else self.cosines, dtype=torch.float64)
-        return float(values.mean()), float(values.std()) * math.sqrt(ALIKE)
+        return float(values.mean()), float(values.std())
 
 
-def pairing(of: Criterion) -> str:
+def pairing(of: Criterion, angular: bool) -> str:
     """Tell how a criterion that draws margins gives them to the rows of a batch.
 
     "" at random; "paper": the largest to the hardest row; "published": by the order of the order, which is random.
-    Only for criteria whose logits or losses by row can be seen.
+    Only for criteria whose logits can be seen.
     """
-    rows = 5
     # Cosines whose order, as argsort gives it, is not its own inverse.
-    theta = torch.tensor([0.9, 1.5, 0.6, 1.2, 1.8], dtype=of.dtype)
+    theta = torch.tensor([0.9, 1.5, 0.6, 1.2, 1.8], dtype=torch.float64)
     order = theta.cos().argsort(descending=True)
-    rank = order.argsort()
-    if torch.equal(order, rank):
-        raise AssertionError("the order must differ from its inverse")
-    drawn = torch.zeros(rows, dtype=torch.float64)
+    margins = torch.zeros_like(theta)
     for number in range(1, 129):
-        each = of.seeded(number)
-        psi = _targets(each, theta)
+        psi = _targets(of.seeded(number), theta.to(of.dtype))
         if psi is None:
             return ""
-        drawn += psi
-    drawn = (theta.cos().double() - drawn / 128) / theta.sin().double()
-    by = {name: float(torch.corrcoef(torch.stack((drawn, places.double())))[0, 1]) for name, places in
-          (("published", order), ("paper", rank))}  # fmt: skip
+        margins += psi.clamp(-1, 1).acos() - theta if angular else theta.cos() - psi
+    places = {"published": order, "paper": order.argsort()}
+    by = {name: float(torch.corrcoef(torch.stack((margins, p.double())))[0, 1]) for name, p in places.items()}
     best = max(by, key=lambda name: by[name])
     return best if by[best] > 0.9 else ""
 

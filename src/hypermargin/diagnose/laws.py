@@ -28,7 +28,7 @@ class Rivals(NamedTuple):
 
 def of_rivals(curves: Curves, scale: float) -> Rivals:
     """Tell what rivals count as: their cosines, what the target counts as, or something else."""
-    known = np.isfinite(curves.rival)
+    known = np.isfinite(curves.rival) & (np.abs(curves.rival_cosine) < 0.96)  # beyond, some clamp
     c, rival = curves.rival_cosine[known], curves.rival[known]
     size = np.abs(rival).max()
     slope = float((c * rival).sum() / (c**2).sum())
@@ -105,7 +105,7 @@ def of_psi(theta: Floats, psi: Floats, noise: float, margin: Margin | None) -> I
         )  # fmt: skip
     rises = steps.copy()
     rises[list(jumps)] = 0
-    if rises.max() > max(1e-6, 5 * noise):
+    if rises.max() > max(1e-6, 5 * noise) and theta[int(np.argmax(rises > max(1e-6, 5 * noise)))] < math.radians(179):
         begin = int(np.flatnonzero(rises > max(1e-6, 5 * noise))[0])
         late = theta[begin] > math.radians(135)
         yield Finding(
@@ -115,7 +115,7 @@ def of_psi(theta: Floats, psi: Floats, noise: float, margin: Margin | None) -> I
             TURNS,
         )  # fmt: skip
     above = psi - np.cos(theta)
-    if above.max() > max(1e-5, 10 * noise):
+    if above.max() > max(1e-3, 10 * noise):
         worst = int(above.argmax())
         yield Finding(
             "rewards", "doubtful" if theta[worst] > math.radians(135) else "wrong",

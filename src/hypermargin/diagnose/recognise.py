@@ -14,6 +14,7 @@ from hypermargin.margins import ArcFace, Combined, CosFace, ExpFace, LiArcFace, 
 from hypermargin.margins.arcface import BEYOND
 
 CLOSE = 0.02  # of the fit on the first angles, which only has to find the numbers
+ENDS = math.radians(5)  # near 0 and π many clamp the cosine, whatever their margin is
 EXPLAINED = 0.97  # the share of angles that have to agree before a margin is named
 
 
@@ -30,7 +31,7 @@ class Match:
 
 def recognise(theta: Floats, psi: Floats, noise: float) -> Match | None:
     """Find the margin of the family with this ψ; None if none explains it."""
-    measured = np.isfinite(psi)
+    measured = np.isfinite(psi) & (theta > ENDS) & (theta < math.pi - ENDS)
     theta, psi = theta[measured], psi[measured]
     if len(theta) < 20:
         return None
@@ -122,12 +123,13 @@ def _combined(t: Floats, p: Floats, tolerance: float) -> Iterator[Margin]:
             numbers = numbers + np.clip(step, -0.2, 0.2)
             if np.abs(step).max() < 1e-12:
                 break
-        # The three are told apart worse than ψ itself is: rounded as far as that changes nothing.
-        m1, m2, m3 = (tidy(float(n), 100 * tolerance) for n in numbers)
-        if m1 > 0 and 0 <= m2 < math.pi and 0 <= m3 <= 2:
-            for beyond in ("smooth", "none"):
-                yield Combined(m1, m2, m3, beyond)
-            return
+        # The three are told apart worse than ψ itself is: rounded, if that changes nothing.
+        for allowed in (100 * tolerance, tolerance / 10):
+            m1, m2, m3 = (tidy(float(n), allowed) for n in numbers)
+            if m1 > 0 and 0 <= m2 < math.pi and 0 <= m3 <= 2:
+                for beyond in ("smooth", "none"):
+                    yield Combined(m1, m2, m3, beyond)
+        return
 
 
 def tidy(value: float, tolerance: float) -> float:

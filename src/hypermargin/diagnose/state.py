@@ -19,41 +19,34 @@ class Kept:
 
     def __init__(self, criterion: Any) -> None:
         self.module = criterion if isinstance(criterion, nn.Module) else None
-        self.numbers: list[tuple[nn.Module, dict[str, Any]]] = []
-        self.tensors: list[tuple[Tensor, Tensor]] = []
-        if self.module is None:
-            return
-        for each in self.module.modules():
-            own = {k: v for k, v in vars(each).items() if isinstance(v, PLAIN) and k != "training"}
-            self.numbers.append((each, {k: _copied(v) for k, v in own.items()}))
-        for tensor in (*self.module.parameters(), *self.module.buffers()):
-            self.tensors.append((tensor, tensor.detach().clone()))
+        self.found: list[tuple[str, nn.Module, str, Any, Any]] = []  # full name, module, name, object, value
+        for path, module in self.module.named_modules() if self.module is not None else ():
+            own = {k: v for k, v in vars(module).items() if isinstance(v, PLAIN) and k != "training"}
+            for name, value in (*own.items(), *module._parameters.items(), *module._buffers.items()):
+                if value is not None:
+                    self.found.append((f"{path}.{name}".lstrip("."), module, name, value, _copied(value)))
 
     @torch.no_grad()
     def restore(self) -> None:
         """Put everything back."""
-        for module, numbers in self.numbers:
-            for name, value in numbers.items():
+        for _, module, name, was, value in self.found:
+            if isinstance(was, nn.Parameter):
+                was.copy_(value)
+                was.grad = None
+                module._parameters[name] = was
+            elif name in module._buffers:  # a forward may have put another tensor in its place
+                module._buffers[name] = _copied(value)
+            else:
                 vars(module)[name] = _copied(value)
-        for tensor, value in self.tensors:
-            tensor.copy_(value)
-            tensor.grad = None
 
     def moved(self) -> tuple[set[str], set[str]]:
         """Name what has changed: what a checkpoint keeps (buffers, parameters), and what it loses (attributes)."""
-        kept, lost = set(), set()
-        if self.module is None:
-            return kept, lost
-        saved = set(self.module.state_dict())
-        names = {id(t): name for name, t in (*self.module.named_parameters(), *self.module.named_buffers())}
-        for tensor, value in self.tensors:
-            if not torch.equal(tensor.detach().nan_to_num(), value.nan_to_num()):
-                name = names.get(id(tensor), "?")
-                (kept if name in saved else lost).add(name)
-        for module, numbers in self.numbers:
-            for name, value in numbers.items():
-                if not _same(vars(module).get(name), value):
-                    lost.add(name)
+        kept: set[str] = set()
+        lost: set[str] = set()
+        saved = set(self.module.state_dict()) if self.module is not None else set()
+        for full, module, name, _, value in self.found:
+            if not _same(getattr(module, name, None), value):
+                (kept if full in saved else lost).add(full)
         return kept, lost
 
 
