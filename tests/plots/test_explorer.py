@@ -181,7 +181,7 @@ def test_document_and_parts():
     assert css in whole
     assert body in whole
     assert script in whole
-    assert '<html lang="zh">' in whole
+    assert '<html lang="zh-Hans">' in whole
     assert "</script" not in script.lower()  # it would end the script element
     assert not re.search(r"https?://", whole)
     for selector in re.findall(r"(?:^|[}{;]|\*/)\s*([^{}@;]+)\{", re.sub(r"/\*.*?\*/", "", css, flags=re.S)):

@@ -16,6 +16,7 @@ from hypermargin.compare.report.pictures import Row, plane, side_by_side, togeth
 from hypermargin.compare.results import Comparison
 from hypermargin.files import write_text
 from hypermargin.plots import Display, explorer
+from hypermargin.plots.html import as_json
 from hypermargin.plots.style import recoloured
 from hypermargin.training.config import Config, from_dict, read_toml
 
@@ -83,7 +84,7 @@ def page(found: Comparison) -> str:
 <section id="explorer" aria-label="explorer">
 {body}
 </section>
-<script type="application/json" id="plane-data">{_json(moving)}</script>
+<script type="application/json" id="plane-data">{as_json(moving)}</script>
 <script>
 {script}
 {_asset("report.js")}
@@ -291,11 +292,6 @@ def _yes(value: bool) -> str:
 
 def _plain(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _json(value: Any) -> str:
-    """Write JSON for a script element, which no name of a class may end."""
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
 
 
 def _asset(name: str) -> str:

@@ -23,48 +23,28 @@ from typing import Any
 from hypermargin import checks
 from hypermargin.files import write_text
 from hypermargin.margins import ArcFace, Combined, CosFace, Margin, NoMargin, SphereFace
+from hypermargin.plots.html import POLICY, as_json, document
 from hypermargin.plots.style import DARK, LIGHT, Look
 from hypermargin.recipes import FAMILY
 from hypermargin.rules import SOFTMAX
 from hypermargin.schedule import LambdaAnnealing
 
+__all__ = ["POLICY", "colours", "heads", "page", "parts", "words", "write"]
+TAGS = {"en": "en", "zh": "zh-Hans"}  # what documents say of their language
 SCRIPTS = "maths.js", "draw.js", "panels.js", "ladder.js", "explorer.js"
-# Nothing may be fetched, not even by mistake.
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; base-uri 'none'"
 
 
 def page(lang: str = "en") -> str:
     """Return the whole HTML document; `lang` is the language it opens in, "en" or "zh"."""
     css, body, script = parts(lang)
     title = words()[lang]["title"]
-    return f"""<!doctype html>
-<html lang="{lang}">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="{POLICY}">
-<title>{title}</title>
-<style>
-body {{ margin: 0; }}
-{css}
-</style>
-</head>
-<body>
-{body}
-<script>
-{script}
-</script>
-</body>
-</html>
-"""
+    return document(title, f"body {{ margin: 0; }}\n{css}", body, script, lang=TAGS[lang])
 
 
 def parts(lang: str = "en") -> tuple[str, str, str]:
     """Return CSS, body and script, which runs once, after the body, on the first `.hm-explorer` of the document."""
     checks.one_of("lang", lang, list(words()))
-    # "</" would end the script element that this is written into.
-    data = json.dumps({"lang": lang, "words": words(), "heads": heads()}, ensure_ascii=False).replace("</", "<\\/")
+    data = as_json({"lang": lang, "words": words(), "heads": heads()})
     code = "\n".join(_asset(name) for name in SCRIPTS)
     script = f'((root, data) => {{\n"use strict";\n{code}\n}})(document.querySelector(".hm-explorer"), {data});'
     return colours(".hm-explorer") + "\n" + _asset("explorer.css"), _asset("page.html"), script

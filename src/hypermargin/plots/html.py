@@ -1,0 +1,41 @@
+"""Pages of one file: a document that may fetch nothing, and data within it that no name can end."""
+
+from __future__ import annotations
+
+import json
+from html import escape
+from typing import Any
+
+# Nothing may be fetched, not even by mistake.
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; base-uri 'none'"
+
+
+def document(
+    title: str, css: str, body: str, script: str, *, lang: str = "en", policy: str = POLICY, root: str = ""
+) -> str:
+    """Return a whole HTML document; `root` are further attributes of its first element."""
+    return f"""<!doctype html>
+<html lang="{lang}"{f" {root}" if root else ""}>
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<title>{escape(title)}</title>
+<style>
+{css}
+</style>
+</head>
+<body>
+{body}
+<script>
+{script}
+</script>
+</body>
+</html>
+"""
+
+
+def as_json(value: Any) -> str:
+    """Write JSON for a script element, which no name of a class may end."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
