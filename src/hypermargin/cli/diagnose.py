@@ -29,12 +29,15 @@ def diagnose(
     ] = None,
     dim: Annotated[int | None, typer.Option(help="Dimension of its features; default 16.", min=3)] = None,
     classes: Annotated[
-        int | None, typer.Option(help="Classes it is made with, default 7; with --config, instead of the data's.", min=2)
+        int | None,
+        typer.Option(help="Classes it is made with, default 7; with --config, instead of the data's.", min=2),
     ] = None,
     expect: Annotated[
         str | None, typer.Option(help="The margin it should have, like arcface:m=0.5; another is wrong.")
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the page with pictures: a .html file.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Write the page with pictures: a .html file.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
     fail_on: Annotated[
         str, typer.Option(help="Exit code 1 from this level on: note, doubtful, wrong or never.")

@@ -54,7 +54,9 @@ def spread(of: Criterion, rows: int = 48, number: int = 0) -> Batch:
     return Batch(x.to(of.dtype), W.to(of.dtype), y)
 
 
-def differentiate(of: Criterion, batch: Batch, loss_of: Callable[[Outcome, Tensor], Tensor] = row_loss) -> dict[str, Tensor]:
+def differentiate(
+    of: Criterion, batch: Batch, loss_of: Callable[[Outcome, Tensor], Tensor] = row_loss
+) -> dict[str, Tensor]:
     """Return the loss, and its gradients by features (or cosines) and class rows."""
     if of.form == "cosines":
         leaf = (unit(batch.x) @ unit(batch.W).T).requires_grad_()
@@ -105,7 +107,9 @@ def _on_the_axis(of: Criterion) -> Iterator[Finding]:
         above = torch.full((4, of.classes), 0.1)
         above[:, 0] = 1 + 2e-7
         found = of.on_cosines(above, torch.zeros(4, dtype=torch.long))
-        bad["a cosine that rounding has left at 1.0000002"] = _bad({"the loss": row_loss(found, torch.zeros(4, dtype=torch.long))})
+        bad["a cosine that rounding has left at 1.0000002"] = _bad(
+            {"the loss": row_loss(found, torch.zeros(4, dtype=torch.long))}
+        )
     told = [f"{what} for {where}" for where, what in bad.items() if what]
     if told:
         yield Finding(

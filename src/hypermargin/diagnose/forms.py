@@ -62,10 +62,7 @@ def build(factory: Callable[..., Any], *, dim: int, classes: int, settings: dict
     """
     if isinstance(factory, nn.Module):
         return factory
-    try:
-        parameters = inspect.signature(factory).parameters
-    except (TypeError, ValueError):
-        parameters = {}  # type: ignore[assignment]  # some built-in classes have none to read
+    parameters = _parameters(factory)
     free = [name for name, each in parameters.items() if each.default is each.empty and each.kind < 2]
     given = dict(settings)
     for names, size in ((DIM_NAMES, dim), (CLASS_NAMES, classes)):
@@ -91,6 +88,21 @@ def build(factory: Callable[..., Any], *, dim: int, classes: int, settings: dict
     if not callable(made):
         raise TypeError(f"the factory must return something to call; got {type(made).__name__}.")
     return made  # type: ignore[no-any-return]  # callable was checked
+
+
+def _parameters(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """Return the parameters of a class or function; of a class that passes **kwargs on, those of its bases too."""
+    makers = [each.__init__ for each in factory.__mro__] if inspect.isclass(factory) else [factory]  # type: ignore[misc]
+    found: dict[str, inspect.Parameter] = {}
+    for maker in makers:
+        try:
+            own = inspect.signature(maker).parameters
+        except (TypeError, ValueError):
+            break  # some built-in classes have none to read
+        found |= {name: each for name, each in own.items() if name not in found and name != "self"}
+        if not any(each.kind is each.VAR_KEYWORD for each in own.values()):
+            break
+    return found
 
 
 def _candidates(
@@ -190,7 +202,9 @@ def _working(criterion: Criterion) -> Criterion | str:
     right = criterion(x, own, last)
     criterion = _what_it_gives(criterion, right, x, own, last)
     right, wrong = criterion(x, own, last), criterion(x, own, torch.zeros_like(last))
-    near, far = (float(row_loss(found, y).detach()) for found, y in ((right, last), (wrong, torch.zeros_like(last))))
+    near, far = (
+        float(row_loss(found, y).detach()) for found, y in ((right, last), (wrong, torch.zeros_like(last)))
+    )
     if near != near or far != far:
         near, far = (_tame(criterion, own, axes, y) for y in (last, torch.zeros_like(last)))
     if not near < far:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,8 +13,6 @@ from hypermargin.diagnose.criterion import Criterion, row_loss
 from hypermargin.diagnose.edges import Batch, differentiate, spread
 from hypermargin.diagnose.findings import Finding
 
-SEEDS = range(1, 201)
-
 
 def habits(lab: Lab) -> Iterator[tuple[str, Callable[[], Iterator[Finding]]]]:
     """Yield each probe with its name."""
@@ -24,7 +20,7 @@ def habits(lab: Lab) -> Iterator[tuple[str, Callable[[], Iterator[Finding]]]]:
     yield "state", lambda: _state(of)
     yield "what it changes", lambda: _changes(of)
     yield "the gradient by the class rows", lambda: _radial(of)
-    yield "memory", lambda: _memory(of)
+    yield "memory", lambda: memory(of)
 
 
 def _state(of: Criterion) -> Iterator[Finding]:
@@ -58,7 +54,9 @@ def _state(of: Criterion) -> Iterator[Finding]:
                 "Guard the update with `if self.training:`.",
             )  # fmt: skip
         if training and kept:
-            yield Finding("state", "note", f"It remembers {_listed(kept)} from batch to batch, in its state_dict().")
+            yield Finding(
+                "state", "note", f"It remembers {_listed(kept)} from batch to batch, in its state_dict()."
+            )
 
 
 def _listed(names: set[str]) -> str:
@@ -125,7 +123,7 @@ def _radial(of: Criterion) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _memory(of: Criterion) -> Iterator[Finding]:
+def memory(of: Criterion) -> Iterator[Finding]:
     """Count the numbers that autograd keeps for the backward, per row and class."""
     rows = max(64, 8 * of.dim)
     if of.form != "features":
@@ -153,82 +151,3 @@ def _memory(of: Criterion) -> Iterator[Finding]:
             "classes in float32, beside what the forward needs for itself.",
             'hypermargin\'s backend="chunked" (a CPU) or "triton" (a GPU) keeps none.',
         )  # fmt: skip
-
-
-class Chance:
-    """What a criterion that draws its margins gives, by seeds: the mean and deviation of its margin."""
-
-    def __init__(self, lab: Lab, scale: float) -> None:
-        of = lab.criterion
-        self.angles: list[float] = []
-        self.cosines: list[float] = []
-        theta = math.radians(60)
-        for number in SEEDS:
-            drawn = lab.changed(criterion=of.seeded(number))  # type: ignore[arg-type]
-            psi = drawn.logit(theta, scale) / scale
-            self.angles.append(math.acos(max(-1.0, min(1.0, psi))) - theta)
-            self.cosines.append(math.cos(theta) - psi)
-
-    @property
-    def drawn(self) -> bool:
-        """Tell whether other seeds give another margin."""
-        return max(self.cosines) - min(self.cosines) > 1e-5
-
-    def mean_and_deviation(self, angular: bool) -> tuple[float, float]:
-        """Return both, of the angle that is added or of the cosine that is subtracted."""
-        values = torch.tensor(self.angles if angular else self.cosines, dtype=torch.float64)
-        return float(values.mean()), float(values.std())
-
-
-def pairing(of: Criterion, angular: bool) -> str:
-    """Tell how a criterion that draws margins gives them to the rows of a batch.
-
-    "" at random; "paper": the largest to the hardest row; "published": by the order of the order, which is random.
-    Only for criteria whose logits can be seen.
-    """
-    # Cosines whose order, as argsort gives it, is not its own inverse.
-    theta = torch.tensor([0.9, 1.5, 0.6, 1.2, 1.8], dtype=torch.float64)
-    order = theta.cos().argsort(descending=True)
-    margins = torch.zeros_like(theta)
-    for number in range(1, 129):
-        psi = _targets(of.seeded(number), theta.to(of.dtype))
-        if psi is None:
-            return ""
-        margins += psi.clamp(-1, 1).acos() - theta if angular else theta.cos() - psi
-    places = {"published": order, "paper": order.argsort()}
-    by = {name: float(torch.corrcoef(torch.stack((margins, p.double())))[0, 1]) for name, p in places.items()}
-    best = max(by, key=lambda name: by[name])
-    return best if by[best] > 0.9 else ""
-
-
-def _targets(of: Criterion, theta: Tensor) -> Tensor | None:
-    """Return the target's logit of each row, over the scale of the rivals'; None if rows cannot be told apart."""
-    rows = len(theta)
-    y = torch.zeros(rows, dtype=torch.long)
-    axes = torch.eye(max(3, of.dim), dtype=of.dtype)[:3, : of.dim]
-    W = torch.cat((axes[:1], axes[2:3].expand(of.classes - 1, of.dim)))
-    x = theta.cos()[:, None] * axes[0] + theta.sin()[:, None] * axes[1]
-    found = of(x, W, y)
-    if found.logits is None:
-        return None
-    logits = found.logits.detach().double()
-    scale = Lab(of).scale()
-    return logits[:, 0] / scale
-
-
-def probabilities(of: Criterion) -> Any:
-    """Return whether logits that come back hold the margin of the label, and whether they are probabilities."""
-    batch = spread(of, 6)
-    found = of(batch.x, batch.W, batch.y)
-    if found.logits is None:
-        return False, False
-    other = of(batch.x, batch.W, (batch.y + 1) % of.classes)
-    assert other.logits is not None
-    asked = not torch.allclose(found.logits, other.logits, atol=1e-4)
-    return asked, of.log_probabilities
-
-
-def finite(of: Criterion) -> bool:
-    """Tell whether an ordinary batch has a finite loss."""
-    batch = spread(of, 8)
-    return bool(row_loss(of(batch.x, batch.W, batch.y), batch.y).isfinite())

@@ -105,7 +105,9 @@ def of_psi(theta: Floats, psi: Floats, noise: float, margin: Margin | None) -> I
         )  # fmt: skip
     rises = steps.copy()
     rises[list(jumps)] = 0
-    if rises.max() > max(1e-6, 5 * noise) and theta[int(np.argmax(rises > max(1e-6, 5 * noise)))] < math.radians(179):
+    if rises.max() > max(1e-6, 5 * noise) and theta[int(np.argmax(rises > max(1e-6, 5 * noise)))] < math.radians(
+        179
+    ):
         begin = int(np.flatnonzero(rises > max(1e-6, 5 * noise))[0])
         late = theta[begin] > math.radians(135)
         yield Finding(

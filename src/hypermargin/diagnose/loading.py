@@ -36,12 +36,14 @@ def check_trust(name: str, trust: bool) -> None:
         raise ValueError(f"criterion must be MODULE:NAME, like losses:ArcFace; got {checks.shown(name)}.")
     if not trust and module.replace("-", "_").split(".")[0] not in KNOWN:
         raise Untrusted(
-            f"criterion {checks.shown(name)} names code that would be imported and run. If you know it, add --trust "
-            f"(trust=True in Python). Without it these packages are taken: {', '.join(KNOWN)}."
+            f"criterion {checks.shown(name)} names code that would be imported and run. If you know it, add "
+            f"--trust. Without it these packages are taken: {', '.join(KNOWN)}."
         )
 
 
-def load(name: str, settings: dict[str, Any], *, dim: int | None, classes: int | None, trust: bool) -> Callable[..., Any]:
+def load(
+    name: str, settings: dict[str, Any], *, dim: int | None, classes: int | None, trust: bool
+) -> Callable[..., Any]:
     """Import MODULE:NAME, and make the criterion of it."""
     check_trust(name, trust)
     found = _find(name, trust)

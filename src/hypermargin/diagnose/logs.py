@@ -16,7 +16,7 @@ from hypermargin import heads
 from hypermargin.common.text import first_line
 from hypermargin.diagnose.findings import Finding, sorted_by_level
 from hypermargin.diagnose.report import Report
-from hypermargin.diagnose.settings import Planned, first_loss, plan
+from hypermargin.diagnose.settings import Planned, first_loss, of_scale, plan
 from hypermargin.margins import MagFace
 from hypermargin.rules import SOFTMAX
 from hypermargin.training.config import Config, read_config
@@ -78,20 +78,27 @@ def diagnose_run(folder: Path) -> Report:
     planned = plan(config, max(classes, 2))
     last = log.train[-1]
     found = [
-        *_finite(folder, log), *_stuck(planned, log), *_angles(planned, log), *_fold(log), *_lengths(planned, log),
+        *_finite(folder, log), *of_scale(planned), *_stuck(planned, log), *_angles(planned, log), *_fold(log), *_lengths(planned, log),
         *_schedules(config, int(last["step"])), *_best(log), *_rows(folder, planned),
     ]  # fmt: skip
     if log.unread:
         found.append(Finding("lines-unread", "note", f"{log.unread} lines of the log could not be read."))
     facts = [
-        ("head", f"{config.head}: {planned.margin}, s = {planned.scale:.4g}, {classes:,} classes, dim {config.dim}"),
+        (
+            "head",
+            f"{config.head}: {planned.margin}, s = {planned.scale:.4g}, {classes:,} classes, dim {config.dim}",
+        ),
         ("log", f"{len(log.train)} lines of training, to step {last['step']:,}, epoch {last['epoch']}"),
     ]
     seen = {name: last[name] for name in ("loss", "accuracy", "angle", "rival_angle") if last.get(name) is not None}
     if seen:
         facts.append(("last", ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in seen.items())))
     ordered = sorted_by_level(found)
-    verdict = f"{len(ordered)} {'thing' if len(ordered) == 1 else 'things'} to look at" if ordered else "nothing to object"
+    verdict = (
+        f"{len(ordered)} {'thing' if len(ordered) == 1 else 'things'} to look at"
+        if ordered
+        else "nothing to object"
+    )
     return Report(folder.name, verdict, tuple(facts), ordered)
 
 
@@ -223,12 +230,16 @@ def _schedules(config: Config, step: int) -> Iterator[Finding]:
 def _best(log: Log) -> Iterator[Finding]:
     """Say where the validation part was best long ago."""
     for name, better in (("eer", -1), ("accuracy", 1)):
-        values = [(float(line[name]), int(line["epoch"])) for line in log.validation if isinstance(line.get(name), float)]
+        values = [
+            (float(line[name]), int(line["epoch"])) for line in log.validation if isinstance(line.get(name), float)
+        ]
         if len(values) < 4:
             continue
         best = max(values, key=lambda pair: better * pair[0])
         last = values[-1]
-        if best[1] <= last[1] / 2 and abs(best[0] - last[0]) > 0.1 * max(abs(1 - best[0] if better > 0 else best[0]), 1e-3):
+        if best[1] <= last[1] / 2 and abs(best[0] - last[0]) > 0.1 * max(
+            abs(1 - best[0] if better > 0 else best[0]), 1e-3
+        ):
             yield Finding(
                 "best-long-ago", "note",
                 f"On the validation part {name} was best in epoch {best[1]} of {last[1]} ({best[0]:.4g}, now {last[0]:.4g}).",

@@ -11,7 +11,7 @@ import torch
 
 from hypermargin.common.arrays import Floats
 from hypermargin.diagnose.angles import Curves
-from hypermargin.diagnose.doctor import Diagnosis
+from hypermargin.diagnose.diagnosis import Diagnosis
 from hypermargin.margins import Margin
 from hypermargin.plots.catalogue import label
 from hypermargin.plots.keyed import Keyed
@@ -65,7 +65,9 @@ class _Panel(Display):
         ):  # fmt: skip
             if margin is not None:
                 text = f"{what}: {label(margin)}"
-                ax.plot(fine, _curve(margin, fine, self.slopes), color=colour, linestyle=dash, linewidth=1.9, label=text)
+                ax.plot(
+                    fine, _curve(margin, fine, self.slopes), color=colour, linestyle=dash, linewidth=1.9, label=text
+                )
         every = slice(None, None, 3)
         measured = whole.reported if self.slopes else whole.psi
         ax.plot(

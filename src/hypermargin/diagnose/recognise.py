@@ -10,7 +10,17 @@ import numpy as np
 import torch
 
 from hypermargin.common.arrays import Floats
-from hypermargin.margins import ArcFace, Combined, CosFace, ExpFace, LiArcFace, Margin, NoMargin, SphereFace, X2Softmax
+from hypermargin.margins import (
+    ArcFace,
+    Combined,
+    CosFace,
+    ExpFace,
+    LiArcFace,
+    Margin,
+    NoMargin,
+    SphereFace,
+    X2Softmax,
+)
 from hypermargin.margins.arcface import BEYOND
 
 CLOSE = 0.02  # of the fit on the first angles, which only has to find the numbers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -42,15 +43,14 @@ class Replacement:
     unit_weight: bool
     on_cosines: bool
     bare: bool = False  # with a weight of the caller's: margin_softmax
+    centers: int = 1  # per class, of which the nearest counts
 
     def line(self) -> str:
         """Return the line that replaces a criterion by the same loss."""
         more = [] if self.gradient == "exact" else [f'gradient="{self.gradient}"']
         scale = f"{self.scale:g}"
         if self.on_cosines:
-            return _call(
-                "hypermargin.margin_cross_entropy", "cosines", "labels", self._object(), scale, *more
-            )
+            return _call("hypermargin.margin_cross_entropy", "cosines", "labels", self._object(), scale, *more)
         sides = [f"{name}=False" for name in ("unit_features", "unit_weight") if not getattr(self, name)]
         if self.bare:
             return _call(
@@ -59,21 +59,29 @@ class Replacement:
             )  # fmt: skip
         name, numbers, own = self._head()
         sides = [] if own else sides
+        if self.centers > 1:
+            sides += [f"centers={self.centers}", 'pool="max"']
         return _call(
             "hypermargin.create_head", f'"{name}"', "dim", "classes", *numbers, f"scale={scale}", *sides, *more
         )
 
+    def ours(self) -> Replacement:
+        """Return what we would take instead: ψ continued smoothly, and its own gradient."""
+        margin = self.margin
+        if getattr(margin, "beyond", "smooth") != "smooth":
+            margin = type(margin)(**{**vars(margin), "beyond": "smooth"})
+        return dataclasses.replace(self, margin=margin, gradient="exact")
+
     def _object(self) -> str:
-        return f"hypermargin.margins.{self.margin}"
+        return f"hypermargin.margins.{self.margin}".replace("'", '"')
 
     def _head(self) -> tuple[str, list[str], bool]:
         """Return the name of the head, its numbers, and whether its sides are what the name says."""
         margin = self.margin
         numbers = [
-            f"{field.name}={getattr(margin, field.name)!r}"
+            f"{field.name}={json.dumps(getattr(margin, field.name))}"
             for field in dataclasses.fields(margin)  # type: ignore[arg-type]  # margins are dataclasses
-            if field.name in ("m", "m1", "m2", "m3", "lam")
-            or getattr(margin, field.name) != field.default
+            if field.name in ("m", "m1", "m2", "m3", "lam") or getattr(margin, field.name) != field.default
         ]
         if isinstance(margin, SphereFace):
             if not self.unit_features:

@@ -9,7 +9,7 @@ from importlib.resources import files
 from typing import Any
 
 from hypermargin.common.environment import now, versions
-from hypermargin.diagnose.doctor import Diagnosis
+from hypermargin.diagnose.diagnosis import Diagnosis
 from hypermargin.diagnose.findings import DOCUMENT, LEVELS, Finding
 from hypermargin.diagnose.pictures import MeasuredDisplay, RivalsDisplay
 from hypermargin.plots import Display, explorer
@@ -90,7 +90,9 @@ class Report:
     def _body(self) -> str:
         facts = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in self.facts)
         found = "".join(map(_finding, self.findings)) or "<p>Nothing was found.</p>"
-        code = "".join(f"<h3>{escape(name)}</h3><pre><code>{escape(line)}</code></pre>" for name, line in self.lines)
+        code = "".join(
+            f"<h3>{escape(name)}</h3><pre><code>{escape(line)}</code></pre>" for name, line in self.lines
+        )
         pictures = "".join(
             f'<h2>{escape(title)}</h2><p>{escape(words)}</p><figure class="picture">{shown.inline(title)}</figure>'
             for title, words, shown in self.pictures

@@ -49,7 +49,9 @@ def plan(config: Config, classes: int | None = None) -> Planned:
     """Decide s and m as the trainer does; the classes are counted in the data if not given."""
     if classes is None:
         data = read_data(config, say)
-        classes = len(split(data, config.split, validation=config.validation, test=config.test, seed=config.seed).classes)
+        classes = len(
+            split(data, config.split, validation=config.validation, test=config.test, seed=config.seed).classes
+        )
     checks.count("classes", classes, 2, checks.MOST_CLASSES)
     decided, reasons = resolve_head(config, classes)
     overrides = {name: value for name, value in decided.set.items() if name not in BY_CLASS}
@@ -72,17 +74,23 @@ def diagnose_config(path: Path, classes: int | None = None) -> Report:
 def report(planned: Planned, title: str) -> Report:
     """Return what is to be said of a plan."""
     config = planned.config
-    found = sorted_by_level([*_scale(planned), *_margin(planned), *_decay(planned), *_other(planned)])
+    found = sorted_by_level([*of_scale(planned), *_margin(planned), *_decay(planned), *_other(planned)])
     facts = (
-        ("head", f"{config.head}: {planned.margin}, s = {planned.scale:.4g}" + (", as advised" if planned.advised else "")),
+        (
+            "head",
+            f"{config.head}: {planned.margin}, s = {planned.scale:.4g}"
+            + (", as advised" if planned.advised else ""),
+        ),
         ("size", f"{planned.classes:,} classes in {config.dim} dimensions"),
         ("centers", f"at most {_degrees(largest_angle(planned.classes, config.dim))} apart"),
     )
-    verdict = f"{len(found)} {'thing' if len(found) == 1 else 'things'} to look at" if found else "nothing to object"
+    verdict = (
+        f"{len(found)} {'thing' if len(found) == 1 else 'things'} to look at" if found else "nothing to object"
+    )
     return Report(title, verdict, facts, found)
 
 
-def _scale(planned: Planned) -> Iterator[Finding]:
+def of_scale(planned: Planned) -> Iterator[Finding]:
     """Compare s with what so many classes need; a scale that is the feature's length cannot be compared."""
     if not planned.head.unit_features or planned.head.rule != SOFTMAX:
         return
@@ -135,7 +143,12 @@ def _margin(planned: Planned) -> Iterator[Finding]:
             "Take a smaller m.",
         )  # fmt: skip
     warm = any(text.split(":")[0] in ("warmup", "lambda") for text in planned.config.schedule)
-    if band_width(margin, math.pi / 2) >= LARGE and planned.scale >= STEEP and not warm and planned.config.init is None:
+    if (
+        band_width(margin, math.pi / 2) >= LARGE
+        and planned.scale >= STEEP
+        and not warm
+        and planned.config.init is None
+    ):
         yield Finding(
             "no-warm-up", "note",
             f"{margin} at s = {planned.scale:g} starts at a loss near {_first_loss(planned):.3g}, from random weights "
@@ -207,10 +220,15 @@ def _other(planned: Planned) -> Iterator[Finding]:
         )  # fmt: skip
     if config.lr is not None and config.optimizer == "adamw" and config.lr > 0.02:
         yield Finding(
-            "lr-of-sgd", "doubtful", f"lr = {config.lr:g} is SGD's size; AdamW's default here is 0.002.", "--lr 0.002"
+            "lr-of-sgd",
+            "doubtful",
+            f"lr = {config.lr:g} is SGD's size; AdamW's default here is 0.002.",
+            "--lr 0.002",
         )
     if config.lr is not None and config.optimizer == "sgd" and config.lr < 1e-3:
-        yield Finding("lr-of-adamw", "note", f"lr = {config.lr:g} is AdamW's size; SGD's default is 0.1.", "--lr 0.1")
+        yield Finding(
+            "lr-of-adamw", "note", f"lr = {config.lr:g} is AdamW's size; SGD's default is 0.1.", "--lr 0.1"
+        )
     if config.batch is not None and config.batch * config.accumulate < 8:
         yield Finding(
             "batch-of-few", "note", f"A batch of {config.batch} rows: batch normalisation and statistics by batch are noise.",

@@ -38,13 +38,17 @@ def features_side(lab: Lab) -> Side:
     scales = [seen[0] / base[0] for seen in found.values()]
     grows = [scale / length for scale, length in zip(scales, LENGTHS, strict=True)]
     if all(_near(scale, 1) for scale in scales):
-        moved = any(not _near(a, b, base[0]) for seen in found.values() for a, b in zip(seen[1], base[1], strict=True))
+        moved = any(
+            not _near(a, b, base[0]) for seen in found.values() for a, b in zip(seen[1], base[1], strict=True)
+        )
         if not moved:
             return Side(UNIT)
         return Side(MARGIN, tuple((r, seen[1][0] / base[0]) for r, seen in ((1.0, base), *found.items())))
     if all(_near(each, 1) for each in grows):
         proportional = all(
-            _near(a / length, b, base[0]) for length, seen in found.items() for a, b in zip(seen[1], base[1], strict=True)
+            _near(a / length, b, base[0])
+            for length, seen in found.items()
+            for a, b in zip(seen[1], base[1], strict=True)
         )
         return Side(FREE if proportional else MIXED)
     return Side(MIXED)

@@ -10,7 +10,7 @@ import numpy as np
 
 from hypermargin import margins
 from hypermargin.diagnose.angles import Curves
-from hypermargin.diagnose.doctor import Diagnosis
+from hypermargin.diagnose.diagnosis import Diagnosis
 from hypermargin.diagnose.findings import Finding
 from hypermargin.diagnose.replacing import Proof
 

@@ -1,6 +1,6 @@
 """The process that measures a criterion for the command line: what it does, hangs in or dies of stays in here.
 
-    python -m hypermargin.diagnose.worker RESULT.json < REQUEST.json
+python -m hypermargin.diagnose.worker RESULT.json < REQUEST.json
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from hypermargin.common.text import first_line
-from hypermargin.diagnose.doctor import Diagnosis, diagnose
+from hypermargin.diagnose.diagnosis import Diagnosis
+from hypermargin.diagnose.doctor import diagnose
 from hypermargin.diagnose.findings import Finding
 from hypermargin.diagnose.loading import check_trust, load, load_larger
 from hypermargin.diagnose.stored import read, written
@@ -52,7 +53,9 @@ def diagnose_apart(request: Request, timeout: float) -> Diagnosis:
             return _ended(request, f"did not come back within {timeout:g} seconds, and was stopped", "hangs")
         if not result.exists():
             code = done.returncode
-            how = f"died of {signal.Signals(-code).name}" if code < 0 else f"ended the process with exit code {code}"
+            how = (
+                f"died of {signal.Signals(-code).name}" if code < 0 else f"ended the process with exit code {code}"
+            )
             return _ended(request, f"{how}, and left no result", "crashed")
         found = json.loads(result.read_text(encoding="utf-8"))
     if "error" in found:
