@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # the same names as in _LATER, for editors and type checkers
         compare,
         data,
         deploy,
+        diagnose,
         estimator,
         evaluate,
         heads,
@@ -55,6 +56,7 @@ __all__ = [
     "create_head",
     "data",
     "deploy",
+    "diagnose",
     "estimator",
     "evaluate",
     "explain_backend",
@@ -80,7 +82,18 @@ __all__ = [
 
 # What is imported on first use: packages by their own name, and the functions and classes that some of them lend.
 # hinge, testing, proxies and samples are core, but no head needs them.
-_PACKAGES = ("advise", "compare", "data", "deploy", "estimator", "evaluate", "heads", "plots", "training")
+_PACKAGES = (
+    "advise",
+    "compare",
+    "data",
+    "deploy",
+    "diagnose",
+    "estimator",
+    "evaluate",
+    "heads",
+    "plots",
+    "training",
+)
 _LATER = {
     **dict.fromkeys((*_PACKAGES, "hinge", "testing"), ""),
     "MarginSoftmaxClassifier": "estimator",

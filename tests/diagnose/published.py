@@ -199,7 +199,7 @@ class NeMo(nn.Module):
 
     def forward(self, x, y):
         for W in self.layer.parameters():
-            W = F.normalize(W, p=2, dim=1)  # noqa: PLW2901  the mistake that is shown
+            W = F.normalize(W, p=2, dim=1)
         c = self.layer(F.normalize(x))
         target = self.s * (own(c, y).clamp(-1 + 1e-7, 1 - 1e-7).acos() + self.m).cos()
         return F.cross_entropy(put(self.s * c, y, target), y)
@@ -243,6 +243,10 @@ class ElasticCos(ElasticArc):
 
 def cosface_on_all(cosines, labels, s=64.0, m=0.35):
     return F.cross_entropy(s * (cosines - m), labels)
+
+
+def cosface_on_all_logits(cosines, labels, s=64.0, m=0.35):
+    return s * (cosines - m)
 
 
 def arcface_on_all(cosines, labels, s=64.0, m=0.5):

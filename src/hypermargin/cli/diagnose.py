@@ -49,8 +49,8 @@ def diagnose(
     """Find out what a loss computes, and what is wrong with it; or check settings, or a run's log.
 
     A criterion is measured from outside, in a process of its own: its margin at every angle, what autograd reports,
-    what rivals and lengths count as, NaN, state, precision. Exit code 0: nothing wrong, 1: something is, 2: it could
-    not be called.
+    what rivals and lengths count as, NaN, state, precision. Exit code 0: nothing wrong, 1: something is, 2: it
+    could not be called.
 
     \b
     Examples:

@@ -1,13 +1,13 @@
 """The measurements: what the target's logit is at every angle, and what the rivals count as.
 
-A feature x lies along the first axis. The row of its class is θ away from it in the plane of the first two axes, and
-all rivals are one and the same row, at the cosine c, in the plane of the first and the third. So
+A feature x lies along the first axis. The row of its class is θ away from it, in the plane of the first two axes.
+All rivals are one and the same row, at the cosine c, in the plane of the first and the third. So
 
     L = softplus(R − T),  hence  R − T = log(e^L − 1) = log(C − 1) + B(c) − T(θ)
 
-is two functions of one variable each. B is measured at a fixed θ, T from B. What is known of both is B(c) − T(θ); as
-a rival at 90° is taken to have the logit 0, both are known. The derivative along the second axis, as autograd reports
-it, is σ(R − T)·dT/dθ at a fixed B.
+is two functions of one variable each. B is measured at a fixed θ, T from B. What is seen of both is B(c) − T(θ);
+with the logit of a rival at 90° taken to be 0, both are known. The derivative along the second axis, as autograd
+reports it, is σ(R − T)·dT/dθ at a fixed B.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def measure(lab: Lab) -> Curves:
 
 
 def adds_up(lab: Lab) -> float:
-    """Return how far the loss is from softplus(log Σ exp): R of rivals at two cosines against that of each alone."""
+    """Return how far the loss is from softplus(log Σ exp): R of rivals at two cosines, against each alone."""
     of = lab.criterion
     if of.classes < 4:
         return 0.0

@@ -15,7 +15,7 @@ from hypermargin.diagnose.findings import Finding
 from hypermargin.diagnose.recognise import recognise
 from hypermargin.margins import ArcFace, ElasticArcFace, ElasticCosFace
 
-SEEDS = range(1, 201)
+SEEDS = range(1, 401)
 # What a batch of alike rows shows of ψ is the mean of several draws, and no ψ.
 OF_THE_MEAN = ("unknown-psi", "jumps", "turns-back", "rewards", "margin-by-class", "not-the-same")
 
@@ -23,7 +23,7 @@ OF_THE_MEAN = ("unknown-psi", "jumps", "turns-back", "rewards", "margin-by-class
 def chance(exam: Examination) -> None:
     """Find out whether the margin is drawn, and name it then."""
     assert exam.scale is not None
-    if not Chance(exam.lab, exam.scale).drawn:
+    if not Chance(exam.lab, exam.scale, range(1, 4)).drawn:
         return
     # Alike rows have draws of their own: a margin is named from single ones.
     alone = exam.lab.changed(alike=1)
@@ -44,7 +44,7 @@ def chance(exam: Examination) -> None:
     exam.found.append(
         Finding(
             "drawn-margin", "note",
-            f"Its margin is drawn anew for every row: {mean:.2g} ± {deviation:.2g} over 200 draws.",
+            f"Its margin is drawn anew for every row: {mean:.2g} ± {deviation:.2g} over {len(SEEDS)} draws.",
             "It draws in eval() too unless it asks exam.training." if _draws_in_eval(exam) else "",
         )
     )  # fmt: skip
@@ -82,12 +82,12 @@ def _short(value: float) -> float:
 class Chance:
     """What a criterion that draws its margins gives, by seeds: the mean and deviation of its margin."""
 
-    def __init__(self, lab: Lab, scale: float) -> None:
+    def __init__(self, lab: Lab, scale: float, seeds: range = SEEDS) -> None:
         of = lab.criterion
         self.angles: list[float] = []
         self.cosines: list[float] = []
         theta = math.radians(60)
-        for number in SEEDS:
+        for number in seeds:
             drawn = lab.changed(criterion=of.seeded(number))  # type: ignore[arg-type]
             psi = drawn.logit(theta, scale) / scale
             self.angles.append(math.acos(max(-1.0, min(1.0, psi))) - theta)

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 from hypermargin.diagnose import sides
-from hypermargin.diagnose.angles import Lab
 from hypermargin.diagnose.chance import chance
 from hypermargin.diagnose.criterion import SAID, Criterion
 from hypermargin.diagnose.diagnosis import Diagnosis
@@ -18,8 +17,9 @@ from hypermargin.diagnose.findings import sorted_by_level
 from hypermargin.diagnose.forms import find_criterion
 from hypermargin.diagnose.habits import habits, memory
 from hypermargin.diagnose.outputs import later, logits
+from hypermargin.diagnose.recognise import ENDS
 from hypermargin.diagnose.state import random_left_alone
-from hypermargin.margins import CosFace, ElasticArcFace, ElasticCosFace, Margin, NoMargin
+from hypermargin.margins import ArcFace, CosFace, ElasticArcFace, ElasticCosFace, Margin, NoMargin
 
 
 def diagnose(
@@ -43,7 +43,7 @@ def diagnose(
 
     It runs on the CPU, takes about a second, and draws no random numbers from yours.
     """
-    title = name or getattr(criterion, "__name__", type(criterion).__name__)
+    title = name or str(getattr(criterion, "__name__", type(criterion).__name__))
     with random_left_alone(), warnings.catch_warnings(), _Quiet():
         warnings.simplefilter("ignore")
         of = find_criterion(criterion, form=form, dim=dim, classes=classes)
@@ -140,5 +140,6 @@ def _named(margin: Margin) -> str:
         f"{'λ' if k == 'lam' else k} = {v:.6g}" if isinstance(v, float) else f"{k} = {v}"
         for k, v in numbers.items()
     )
-    continued = f", beyond = {beyond}" if beyond and not isinstance(margin, NoMargin) else ""
+    seen = not (isinstance(margin, ArcFace) and margin.m < ENDS)  # whose fold lies where nothing was compared
+    continued = f", beyond = {beyond}" if beyond and seen else ""
     return f"{type(margin).__name__}{', ' if shown else ''}{shown}{continued}"

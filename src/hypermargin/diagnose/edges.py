@@ -165,16 +165,16 @@ def _lead(lab: Lab, scale: float) -> Iterator[Finding]:
     if value < 0 or not math.isfinite(value) or (by is not None and not bool(by.isfinite().all())):
         yield Finding(
             "lost-to-cancellation", "wrong",
-            f"For a sample that leads by far the loss is {value:.4g} in float32, or its gradient is not finite: what "
-            "is left after subtracting is rounding.",
+            f"For a sample that leads by far the loss is {value:.4g} in float32, or its gradient is not finite: "
+            "what is left after subtracting is rounding.",
             "Leave the target out of the sum of the rivals, L = softplus(R − T), instead of taking it out again.",
             "Do not subtract the target from the sum",
         )  # fmt: skip
     elif value == 0 and (by is None or not bool(by.any())):
         yield Finding(
             "nothing-left", "note",
-            "For a sample that leads by far loss and gradient are exactly 0 in float32; the true ones are small, not 0. "
-            "F.cross_entropy does the same.",
+            "For a sample that leads by far loss and gradient are exactly 0 in float32; the true ones are "
+            "small, not 0. F.cross_entropy does the same.",
             "L = softplus(R − T) keeps pulling.",
             "The target's gradient is not p_y − 1 in float32",
         )  # fmt: skip

@@ -18,7 +18,7 @@ from hypermargin.diagnose.laws import of_match, of_psi, of_rivals, of_sides
 from hypermargin.diagnose.recognise import Match, recognise
 from hypermargin.diagnose.replacing import Proof, Replacement
 from hypermargin.diagnose.sides import Side
-from hypermargin.margins import CosFace, Margin, NoMargin
+from hypermargin.margins import CosFace, LiArcFace, Margin, NoMargin
 
 SOFTMAX = 2e-3  # how far R − T may be from that of softmax
 
@@ -58,8 +58,8 @@ class Examination:
             self.found.append(
                 Finding(
                     "own-term", "note",
-                    f"It adds {self.lab.floor:.4g} to the loss whatever the angles are, at |x| = 1: a term of its own, "
-                    "such as MagFace's of the length.",
+                    f"It adds {self.lab.floor:.4g} to the loss whatever the angles are, at |x| = 1: a term of "
+                    "its own, such as MagFace's of the length.",
                 )
             )  # fmt: skip
         curves, scale = measure(self.lab), self.lab.scale()
@@ -69,8 +69,8 @@ class Examination:
             self.found.append(
                 Finding(
                     "not-softmax", "note",
-                    f"It is not the cross-entropy of a softmax with one scale: rivals do not add up as exponentials "
-                    f"(R is off by {off:.3g}), so ψ cannot be read from it.",
+                    "It is not the cross-entropy of a softmax with one scale: rivals do not add up as "
+                    f"exponentials (R is off by {off:.3g}), so ψ cannot be read from it.",
                     "Losses of this kind here: sphereface2, uniface, sface, p2sgrad; with a scale that follows the "
                     'batch: scale="adacos-dynamic".',
                 )
@@ -81,9 +81,9 @@ class Examination:
             self.found.append(
                 Finding(
                     "rivals-by-target", "note",
-                    "What rivals count as depends on the target (or it asks one question per class): the rule of "
-                    "MV-Softmax, CurricularFace, SphereFace2 and others. ψ is not named, since the two cannot be told "
-                    f"apart from outside (off by {depends:.3g} in the logit).",
+                    "What rivals count as depends on the target (or it asks one question per class): the rule "
+                    "of MV-Softmax, CurricularFace, SphereFace2 and others. ψ is not named, since the two "
+                    f"cannot be told apart from outside (off by {depends:.3g} in the logit).",
                     "Compare with heads of this library: mv-am-softmax, mv-arcface, curricularface, sphereface2.",
                 )
             )  # fmt: skip
@@ -127,8 +127,8 @@ class Examination:
         self.found.append(
             Finding(
                 "margin-by-class", "note",
-                f"Classes have margins of their own: ψ({at:.0f}°) is {first:.4g} for the first class and {last:.4g} "
-                "for the last. What is named is that of the first.",
+                f"Classes have margins of their own: ψ({at:.0f}°) is {first:.4g} for the first class and "
+                f"{last:.4g} for the last. What is named is that of the first.",
                 "Here: class_margins=…, or create_head(\"ldam\", …, counts=…).",
             )
         )  # fmt: skip
@@ -138,6 +138,16 @@ class Examination:
         """Run the named loss beside the criterion."""
         plain = self.rows.kind in (sides.UNIT, sides.FREE) and self.features.kind in (sides.UNIT, sides.FREE)
         known = self.gradient in ("exact", "straight")
+        if isinstance(self.margin, LiArcFace) and self.found_rivals_plain:
+            self.found.append(
+                Finding(
+                    "second-margin", "doubtful",
+                    "The target is linear in its angle, and rivals are not: a second margin below 90°, a reward beyond.",
+                    'Rivals count as 1 − 2θ/π too: create_head("li-arcface", …).',
+                    "AirFace with plain rivals",
+                )
+            )  # fmt: skip
+            return
         if self.margin is None or not plain or not known or not self.found_rivals_plain:
             return
         assert self.scale is not None
@@ -146,8 +156,8 @@ class Examination:
             self.found.append(
                 Finding(
                     "several-centers", "note",
-                    f"A class has {self.of.weight.centers} centers. They were measured all alike: which of them counts "
-                    "is not known, and taken to be the nearest.",
+                    f"A class has {self.of.weight.centers} centers. They were measured all alike: which of them "
+                    "counts is not known, and taken to be the nearest.",
                 )
             )  # fmt: skip
         self.replacement = Replacement(
@@ -160,8 +170,9 @@ class Examination:
             self.found.append(
                 Finding(
                     "not-the-same", "doubtful",
-                    f"Beside {self.replacement.margin} at the same settings its loss on a batch at all angles differs "
-                    f"by {100 * self.proof.loss:.2g} %, its gradient by {100 * self.proof.gradient:.2g} %.",
+                    f"Beside {self.replacement.margin} at the same settings its loss on a batch at all angles "
+                    f"differs by {100 * self.proof.loss:.2g} %, its gradient by {100 * self.proof.gradient:.2g} "
+                    "%.",
                 )
             )  # fmt: skip
 

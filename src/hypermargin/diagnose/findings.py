@@ -8,8 +8,8 @@ from typing import Any
 
 from hypermargin import checks
 
-# From harmless to harmful. A note is worth knowing and may be wanted; what is doubtful costs something; what is wrong
-# is not the loss that was meant, or ends in NaN.
+# From harmless to harmful. A note is worth knowing and may be wanted; what is doubtful costs something; what is
+# wrong is not the loss that was meant, or ends in NaN.
 LEVELS = ("note", "doubtful", "wrong")
 DOCUMENT = "docs/errata.md"
 

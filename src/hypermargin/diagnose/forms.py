@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import itertools
@@ -41,10 +42,8 @@ def find_criterion(
         raise TypeError(f"criterion must be a module or a function; got {checks.shown(call)}.")
     if form is not None:
         checks.one_of("form", form, FORMS)
-    try:  # what is measured is a copy: the original keeps its weight and its state
-        call = copy.deepcopy(call)
-    except Exception:  # some hold what cannot be copied; state is put back anyway
-        pass
+    with contextlib.suppress(Exception):  # some hold what cannot be copied; state is put back anyway
+        call = copy.deepcopy(call)  # the original keeps its weight and its state
     tried: list[str] = []
     with random_left_alone():
         for candidate in _candidates(call, form, dim, classes):
@@ -242,7 +241,7 @@ def _complaint(form: str | None, tried: list[str]) -> str:
     shown = "".join(f"\n  {line}" for line in itertools.islice(once, 8))
     more = f"\n  … and {len(once) - 8} more" if len(once) > 8 else ""
     return (
-        f"the criterion could not be called {asked}.{shown}{more}\n"
-        f"Known forms: {'; '.join(f'{name}: {said}' for name, said in SAID.items())}. Say which with form (--form), "
-        "or write a function of one of these forms around it."
+        f"the criterion could not be called {asked}.{shown}{more}\nKnown forms: "
+        f"{'; '.join(f'{name}: {said}' for name, said in SAID.items())}. Say which with form (--form), or write "
+        "a function of one of these forms around it."
     )

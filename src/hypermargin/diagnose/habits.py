@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hypermargin.diagnose.angles import Lab
-from hypermargin.diagnose.criterion import Criterion, row_loss
+from hypermargin.diagnose.criterion import Criterion
 from hypermargin.diagnose.edges import Batch, differentiate, spread
 from hypermargin.diagnose.findings import Finding
 
@@ -74,7 +74,8 @@ def _changes(of: Criterion) -> Iterator[Finding]:
             return
         if not torch.equal(before, cosines):
             yield Finding(
-                "changes-input", "note", "It writes the margined values into the cosines that it is given, in place.",
+                "changes-input", "note", "It writes the margined values into the cosines that it is given, in "
+                "place.",
                 "Whoever uses the cosines afterwards (accuracy, a second loss) has to take a copy before.",
             )  # fmt: skip
         return
@@ -101,7 +102,8 @@ def _radial(of: Criterion) -> Iterator[Finding]:
     by = found.get("the gradient by the class rows")
     if by is None or not bool(by.any()):
         yield Finding(
-            "weight-without-gradient", "wrong", "The class rows get no gradient: they are detached, or no parameter.",
+            "weight-without-gradient", "wrong", "The class rows get no gradient: they are detached, or no "
+            "parameter.",
             "Normalise with F.normalize(self.weight), not self.weight.data or under no_grad.",
         )  # fmt: skip
         return
@@ -117,7 +119,8 @@ def _radial(of: Criterion) -> Iterator[Finding]:
     if share > 0.02:
         yield Finding(
             "radial-gradient", "note",
-            f"The lengths of the class rows do not count, but {100 * share:.0f} % of their gradient points along them.",
+            f"The lengths of the class rows do not count, but {100 * share:.0f} % of their gradient points "
+            f"along them.",
             "Let the gradient go through the normalisation, which projects it.",
             "A weight normalised in place keeps a radial gradient",
         )  # fmt: skip
@@ -147,7 +150,7 @@ def memory(of: Criterion) -> Iterator[Finding]:
         gib = each * 512 * 100_000 * 4 / 2**30
         yield Finding(
             "memory", "note",
-            f"The backward keeps about {each:.1f} numbers per row and class: {gib:.1f} GiB for 512 rows and 100,000 "
-            "classes in float32, beside what the forward needs for itself.",
+            f"The backward keeps about {each:.1f} numbers per row and class: {gib:.1f} GiB for 512 rows and "
+            "100,000 classes in float32, beside what the forward needs for itself.",
             'hypermargin\'s backend="chunked" (a CPU) or "triton" (a GPU) keeps none.',
         )  # fmt: skip

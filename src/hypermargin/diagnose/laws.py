@@ -67,8 +67,9 @@ def of_rivals(curves: Curves, scale: float) -> Rivals:
         (
             Finding(
                 "rivals-changed", "note",
-                f"Rivals do not count as their cosines: one at {c[worst]:.2f} counts as {rival[worst] / scale:.3g}. "
-                "A rule for hard rivals, such as MV-Softmax's or CurricularFace's, does that.",
+                f"Rivals do not count as their cosines: one at {c[worst]:.2f} counts as "
+                f"{rival[worst] / scale:.3g}. A rule for hard rivals, such as MV-Softmax's or CurricularFace's, "
+                "does that.",
             ),
         ),
     )  # fmt: skip
@@ -86,25 +87,24 @@ def of_psi(theta: Floats, psi: Floats, noise: float, margin: Margin | None) -> I
     theta, psi = theta[known], psi[known]
     if isinstance(margin, NoMargin | LiArcFace) or len(theta) < 3:
         return
-    steps, slopes = np.diff(psi), np.gradient(psi, theta)
-    usual = np.minimum(np.abs(slopes[:-1]), np.abs(slopes[1:])) * np.diff(theta)
-    # At a jump both neighbouring slopes hold half of it.
+    steps = np.diff(psi)
     beside = np.median(np.abs(steps))
-    jumps = np.flatnonzero(np.abs(steps) > np.maximum(JUMP, 3 * beside) + 10 * noise)
-    jumps = [k for k in jumps if abs(steps[k]) > 3 * _around(np.abs(steps), k) and usual[k] > 0]
+    large = np.flatnonzero(np.abs(steps) > np.maximum(JUMP, 3 * beside) + 10 * noise).tolist()
+    jumps: list[int] = [k for k in large if abs(steps[k]) > 3 * _around(np.abs(steps), k)]
     for k in jumps[:3]:
         up = steps[k] > 0
         at_right_angle = abs((theta[k] + theta[k + 1]) / 2 - math.pi / 2) < math.radians(1.6)
         easy = up and at_right_angle
         yield Finding(
             "jumps", "doubtful" if up else "note",
-            f"ψ jumps {'up' if up else 'down'} by {abs(steps[k] - _around(steps, k)):.2g} at {math.degrees(theta[k]):.0f}°"
+            f"ψ jumps {'up' if up else 'down'} by {abs(steps[k] - _around(steps, k)):.2g} at "
+            f"{math.degrees(theta[k]):.0f}°"
             + (", where easy_margin begins: turning away is rewarded there." if easy else "."),
             "" if easy else "Past π − m, cos θ − (1 − cos m) does not jump; g(θ + m) does not even bend.",
             "easy_margin jumps" if easy else "cos θ − m sin m is not continuous",
         )  # fmt: skip
     rises = steps.copy()
-    rises[list(jumps)] = 0
+    rises[jumps] = 0
     if rises.max() > max(1e-6, 5 * noise) and theta[int(np.argmax(rises > max(1e-6, 5 * noise)))] < math.radians(
         179
     ):
@@ -112,7 +112,8 @@ def of_psi(theta: Floats, psi: Floats, noise: float, margin: Margin | None) -> I
         late = theta[begin] > math.radians(135)
         yield Finding(
             "turns-back", "doubtful" if late else "wrong",
-            f"ψ rises again from {math.degrees(theta[begin]):.0f}° on: the hardest samples are pushed further away.",
+            f"ψ rises again from {math.degrees(theta[begin]):.0f}° on: the hardest samples are pushed further "
+            f"away.",
             'Continue ψ past π − m with g(θ + m), beyond="smooth".',
             TURNS,
         )  # fmt: skip
@@ -121,8 +122,8 @@ def of_psi(theta: Floats, psi: Floats, noise: float, margin: Margin | None) -> I
         worst = int(above.argmax())
         yield Finding(
             "rewards", "doubtful" if theta[worst] > math.radians(135) else "wrong",
-            f"ψ is above cos θ by up to {above[worst]:.3g}, at {math.degrees(theta[worst]):.0f}°: a reward there, no "
-            "margin.",
+            f"ψ is above cos θ by up to {above[worst]:.3g}, at {math.degrees(theta[worst]):.0f}°: a reward "
+            "there, no margin.",
             errata=TURNS,
         )  # fmt: skip
     if margin is None:
@@ -143,7 +144,8 @@ def of_match(margin: Margin | None, gradient: str | None) -> Iterator[Finding]:
     if isinstance(margin, NoMargin):
         yield Finding(
             "no-margin", "note", "The target counts as its cosine, like every rival: there is no margin.",
-            "CosFace's m on every class gives exactly this: if a margin was meant, see that it is on the label alone.",
+            "CosFace's m on every class gives exactly this: if a margin was meant, see that it is on the label "
+            "alone.",
             "A margin on every class is no margin",
         )  # fmt: skip
     if isinstance(margin, ArcFace) and 0 < margin.m < 0.05:
@@ -192,8 +194,8 @@ def of_sides(features: Side, rows: Side) -> Iterator[Finding]:
     if features.kind == MIXED:
         yield Finding(
             "features-not-normalised", "wrong",
-            "|x| changes the loss, but the logits are not proportional to it: the angle is taken from a product that "
-            "is no cosine.",
+            "|x| changes the loss, but the logits are not proportional to it: the angle is taken from a product "
+            "that is no cosine.",
             "Divide by the length before acos: F.normalize(x).",
             "Normalised weights that are not",
         )  # fmt: skip

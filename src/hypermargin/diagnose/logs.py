@@ -78,7 +78,8 @@ def diagnose_run(folder: Path) -> Report:
     planned = plan(config, max(classes, 2))
     last = log.train[-1]
     found = [
-        *_finite(folder, log), *of_scale(planned), *_stuck(planned, log), *_angles(planned, log), *_fold(log), *_lengths(planned, log),
+        *_finite(folder, log), *of_scale(planned), *_stuck(planned, log), *_angles(planned, log), *_fold(log),
+        *_lengths(planned, log),
         *_schedules(config, int(last["step"])), *_best(log), *_rows(folder, planned),
     ]  # fmt: skip
     if log.unread:
@@ -107,8 +108,8 @@ def _finite(folder: Path, log: Log) -> Iterator[Finding]:
     if kept:
         yield Finding(
             "diverged", "wrong", f"The loss was not finite; the batch is in {kept[-1].name}.",
-            "The error of that run names the rows and the likely reason. Lower --lr, lengthen --lr-warmup, set --clip, "
-            "or take bfloat16 instead of float16.",
+            "The error of that run names the rows and the likely reason. Lower --lr, lengthen --lr-warmup, set "
+            "--clip, or take bfloat16 instead of float16.",
         )  # fmt: skip
     elif any(line.get("loss", 0.0) is None for line in log.train):
         yield Finding("diverged", "wrong", "Some lines of the log have a loss that is not finite.")
@@ -140,7 +141,8 @@ def _angles(planned: Planned, log: Log) -> Iterator[Finding]:
         yield Finding(
             "angles-still", "wrong",
             f"The mean angle to the own class went from {own[0]:.1f}° to {own[-1]:.1f}°: nothing turns.",
-            "A larger --lr if the loss is flat, a lower one if it jumps; see that the network's weights are trained.",
+            "A larger --lr if the loss is flat, a lower one if it jumps; see that the network's weights are "
+            "trained.",
         )  # fmt: skip
     margin = planned.margin
     if planned.head.rule == SOFTMAX:
@@ -150,9 +152,10 @@ def _angles(planned: Planned, log: Log) -> Iterator[Finding]:
         if margin.m is not None and not met.any():
             yield Finding(
                 "margin-not-met", "doubtful",
-                f"The margin was met at no line of the log: at the end the mean own angle is {own[-1]:.1f}°, which with "
-                f"the margin counts as {math.degrees(math.acos(max(-1.0, min(1.0, float(psi[-1]))))):.1f}°, and the "
-                f"nearest rival is at {rival[-1]:.1f}°.",
+                f"The margin was met at no line of the log: at the end the mean own angle is {own[-1]:.1f}°, "
+                "which with the margin counts as "
+                f"{math.degrees(math.acos(max(-1.0, min(1.0, float(psi[-1]))))):.1f}°, and the nearest rival is "
+                f"at {rival[-1]:.1f}°.",
                 "More epochs or a larger network first; then a smaller m.",
             )  # fmt: skip
 
@@ -176,14 +179,15 @@ def _lengths(planned: Planned, log: Log) -> Iterator[Finding]:
             yield Finding(
                 "lengths-run-away", "doubtful",
                 f"The features' median length grew {grown:.3g}-fold, to {middle[-1]:.3g}.",
-                "Harmless to normalised heads, but float16 overflows and the gradient by the features falls with 1/|x|: "
-                "more --weight-decay, or --precision bfloat16."
+                "Harmless to normalised heads, but float16 overflows and the gradient by the features falls "
+                "with 1/|x|: more --weight-decay, or --precision bfloat16."
                 if planned.head.unit_features
                 else "Length is the scale here: more --weight-decay, or a head with unit features.",
             )  # fmt: skip
         if middle[-1] < 1e-2:
             yield Finding(
-                "lengths-vanish", "doubtful", f"The features' median length is {middle[-1]:.2g}: direction becomes noise.",
+                "lengths-vanish", "doubtful", f"The features' median length is {middle[-1]:.2g}: direction "
+                f"becomes noise.",
                 "Less --weight-decay.",
             )  # fmt: skip
     if isinstance(planned.margin, MagFace) and log.of("norm_p10"):
@@ -242,7 +246,8 @@ def _best(log: Log) -> Iterator[Finding]:
         ):
             yield Finding(
                 "best-long-ago", "note",
-                f"On the validation part {name} was best in epoch {best[1]} of {last[1]} ({best[0]:.4g}, now {last[0]:.4g}).",
+                f"On the validation part {name} was best in epoch {best[1]} of {last[1]} ({best[0]:.4g}, now "
+                f"{last[0]:.4g}).",
                 "It overfits: --augment affine, more --weight-decay, fewer --epochs.",
             )  # fmt: skip
         return
@@ -261,7 +266,8 @@ def _rows(folder: Path, planned: Planned) -> Iterator[Finding]:
     if dead:
         yield Finding(
             "dead-centers", "doubtful",
-            f"{dead:,} of {len(W):,} class rows are shorter than a hundredth of the median: no sample pulls at them.",
+            f"{dead:,} of {len(W):,} class rows are shorter than a hundredth of the median: no sample pulls at "
+            f"them.",
             "Classes without samples, or with sampled classes ones that were never drawn: leave them out "
             "(hypermargin head remove).",
         )  # fmt: skip
@@ -273,7 +279,7 @@ def _rows(folder: Path, planned: Planned) -> Iterator[Finding]:
     if together:
         yield Finding(
             "classes-together", "doubtful",
-            f"{together:,} classes have another class within {math.degrees(SAME):.0f}° of their row: perhaps the same "
-            "identity twice.",
+            f"{together:,} classes have another class within {math.degrees(SAME):.0f}° of their row: perhaps the "
+            "same identity twice.",
             "hypermargin head merge joins them; look at their images first.",
         )  # fmt: skip

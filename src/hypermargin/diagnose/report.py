@@ -94,19 +94,24 @@ class Report:
             f"<h3>{escape(name)}</h3><pre><code>{escape(line)}</code></pre>" for name, line in self.lines
         )
         pictures = "".join(
-            f'<h2>{escape(title)}</h2><p>{escape(words)}</p><figure class="picture">{shown.inline(title)}</figure>'
+            f"<h2>{escape(title)}</h2><p>{escape(words)}</p>"
+            f'<figure class="picture {_width(shown)}" tabindex="0">{shown.inline(title)}</figure>'
             for title, words, shown in self.pictures
         )
         legend = "; ".join(f"<b>{level}</b>: {ABOUT[level]}" for level in reversed(LEVELS))
         about = ", ".join(f"{name} {version}" for name, version in versions().items())
         return f"""<main>
-<header><p class="over">hypermargin diagnose</p><h1>{escape(self.title)}</h1>
+<header><p class="over">hypermargin diagnose</p><h1>{escape(self.title).replace(":", ":<wbr>")}</h1>
 <p class="verdict">{escape(self.verdict)}</p><dl>{facts}</dl></header>
 <h2>Findings</h2><p class="small">{legend}.</p><ul class="findings">{found}</ul>
 {f"<h2>Instead</h2>{code}" if code else ""}
 {pictures}
 <footer>{escape(about)}; {now()[:10]}. Entries of the errata are in {DOCUMENT}.</footer>
 </main>"""
+
+
+def _width(shown: Display) -> str:
+    return "wide" if shown.size[0] > 8 else "narrow"
 
 
 def sureness(found: Diagnosis) -> str:

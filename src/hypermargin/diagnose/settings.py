@@ -103,16 +103,16 @@ def of_scale(planned: Planned) -> Iterator[Finding]:
         best = math.exp(-loss_floor(C, s, margin))
         yield Finding(
             "scale-too-small", "wrong",
-            f"s = {s:g} is too small for {C:,} classes: even a sample exactly on its center reaches a probability of "
-            f"{best:.2g} in the loss, which never falls below {loss_floor(C, s, margin):.3g}.",
+            f"s = {s:g} is too small for {C:,} classes: even a sample exactly on its center reaches a "
+            f"probability of {best:.2g} in the loss, which never falls below {loss_floor(C, s, margin):.3g}.",
             f"s ≥ {needed:.1f} reaches 0.9; the advisor has {advice.s:g} (--set scale={advice.s:g}).",
             "CosFace's bound on s leaves the margin out",
         )  # fmt: skip
     elif s > SATURATED * advice.s:
         yield Finding(
             "scale-too-large", "doubtful",
-            f"s = {s:g} is {s / advice.s:.2g} times the advised {advice.s:g} for {C:,} classes: typical samples get "
-            "p ≈ 1 early and teach nothing, the rest pull with all their weight.",
+            f"s = {s:g} is {s / advice.s:.2g} times the advised {advice.s:g} for {C:,} classes: typical samples "
+            "get p ≈ 1 early and teach nothing, the rest pull with all their weight.",
             f"--set scale={advice.s:g}, or leave s out. The papers' 30 to 64 are for 10,000 classes and more.",
         )  # fmt: skip
 
@@ -131,15 +131,16 @@ def _margin(planned: Planned) -> Iterator[Finding]:
         yield Finding(
             "margin-infeasible", "wrong",
             f"{margin} cannot be met: with centers {_degrees(phi)} apart even a sample on its center misses it.",
-            f"ArcFace's m must stay below {phi:.3g}, CosFace's below {1 - math.cos(phi):.3g}; half of that is much.",
+            f"ArcFace's m must stay below {phi:.3g}, CosFace's below {1 - math.cos(phi):.3g}; half of that is "
+            f"much.",
         )  # fmt: skip
         return
     width = band_width(margin, phi)
     if width > phi / 2 * (1 + 1e-9):
         yield Finding(
             "margin-too-large", "doubtful",
-            f"Between centers {_degrees(phi)} apart the band of {margin} is {_degrees(width)} wide, more than half: "
-            "wider than the classes it leaves.",
+            f"Between centers {_degrees(phi)} apart the band of {margin} is {_degrees(width)} wide, more than "
+            "half: wider than the classes it leaves.",
             "Take a smaller m.",
         )  # fmt: skip
     warm = any(text.split(":")[0] in ("warmup", "lambda") for text in planned.config.schedule)
@@ -151,14 +152,16 @@ def _margin(planned: Planned) -> Iterator[Finding]:
     ):
         yield Finding(
             "no-warm-up", "note",
-            f"{margin} at s = {planned.scale:g} starts at a loss near {_first_loss(planned):.3g}, from random weights "
-            "and at the full margin.",
-            "If the angles do not move: --schedule warmup:steps=1000, or start from a run without a margin (--init).",
+            f"{margin} at s = {planned.scale:g} starts at a loss near {_first_loss(planned):.3g}, from random "
+            "weights and at the full margin.",
+            "If the angles do not move: --schedule warmup:steps=1000, or start from a run without a margin "
+            "(--init).",
         )  # fmt: skip
     if isinstance(margin, MagFace) and margin.lambda_g < draw(margin, planned.scale):
         yield Finding(
             "lambda-g", "doubtful",
-            f"λ_g = {margin.lambda_g:g} is below its bound {draw(margin, planned.scale):.3g} at this s: lengths shrink.",
+            f"λ_g = {margin.lambda_g:g} is below its bound {draw(margin, planned.scale):.3g} at this s: lengths "
+            f"shrink.",
             errata="MagFace's default weight is below its own bound",
         )  # fmt: skip
 
@@ -184,7 +187,8 @@ def _decay(planned: Planned) -> Iterator[Finding]:
         if config.optimizer == "sgd" and decay >= 0.01:
             yield Finding(
                 "decay-too-large", "doubtful",
-                f"{name} = {decay:g} is AdamW's size: SGD adds it to the gradient at every step, and 5e-4 is usual.",
+                f"{name} = {decay:g} is AdamW's size: SGD adds it to the gradient at every step, and 5e-4 is "
+                f"usual.",
                 f"{flag} 5e-4",
             )  # fmt: skip
         if config.optimizer == "adamw" and 0 < decay < 5e-3:
@@ -197,9 +201,10 @@ def _decay(planned: Planned) -> Iterator[Finding]:
     if not planned.head.unit_features and 0.0 in decays:
         yield Finding(
             "nothing-holds-lengths", "doubtful",
-            "Features keep their length, which is the scale here, and no weight decay holds it: lengths grow instead of "
-            "angles shrinking.",
-            "Leave weight_decay out (the trainer takes 3 with AdamW where batch normalisation allows), or normalise.",
+            "Features keep their length, which is the scale here, and no weight decay holds it: lengths grow "
+            "instead of angles shrinking.",
+            "Leave weight_decay out (the trainer takes 3 with AdamW where batch normalisation allows), or "
+            "normalise.",
         )  # fmt: skip
 
 
@@ -231,7 +236,8 @@ def _other(planned: Planned) -> Iterator[Finding]:
         )
     if config.batch is not None and config.batch * config.accumulate < 8:
         yield Finding(
-            "batch-of-few", "note", f"A batch of {config.batch} rows: batch normalisation and statistics by batch are noise.",
+            "batch-of-few", "note", f"A batch of {config.batch} rows: batch normalisation and statistics by "
+            f"batch are noise.",
             "Sixteen or more, or --accumulate for the steps.",
         )  # fmt: skip
 

@@ -46,8 +46,8 @@ def diagnose_apart(request: Request, timeout: float) -> Diagnosis:
         command = [sys.executable, *safe, "-m", __name__, str(result)]
         try:
             done = subprocess.run(
-                command, input=json.dumps(asdict(request)), text=True, stdout=sys.stderr.fileno() if _real() else None,
-                timeout=timeout, check=False,
+                command, input=json.dumps(asdict(request)), text=True, timeout=timeout, check=False,
+                stdout=sys.stderr.fileno() if _real() else None,  # what it prints is no result
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             return _ended(request, f"did not come back within {timeout:g} seconds, and was stopped", "hangs")
