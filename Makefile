@@ -66,8 +66,9 @@ format: $(READY)  ## apply ruff's format and its safe fixes
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-docs: $(READY)  ## write the family's tables into README.md and docs/after-arcface.md
+docs: $(READY)  ## write the tables of README.md, docs/after-arcface.md and docs/diagnose.md
 	@$(BIN)/python docs/write_tables.py
+	@$(BIN)/python docs/write_verdicts.py
 
 gallery: $(READY) demo  ## draw every picture of the docs anew, and photograph the pages
 	@$(BIN)/python docs/make_gallery.py $(DEMO)/report.html

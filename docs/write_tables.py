@@ -17,10 +17,15 @@ def with_tables(path: Path) -> str:
     """The text of one of the files with fresh tables."""
     text = path.read_text(encoding="utf-8")
     for name, table in TABLES[path].items():
-        begin, end = f"<!-- {name}: written by `make docs` -->\n", f"\n<!-- end of {name} -->"
-        before, rest = text.split(begin)
-        text = before + begin + table() + end + rest.split(end)[1]
+        text = replaced(text, name, table())
     return text
+
+
+def replaced(text: str, name: str, table: str) -> str:
+    """A text with another table between the two markers of that name."""
+    begin, end = f"<!-- {name}: written by `make docs` -->\n", f"\n<!-- end of {name} -->"
+    before, rest = text.split(begin)
+    return before + begin + table + end + rest.split(end)[1]
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # the same names as in _LATER, for editors and type checkers
         compare,
         data,
         deploy,
+        diagnose,
         estimator,
         evaluate,
         heads,
@@ -62,6 +63,7 @@ __all__ = [
     "create_head",
     "data",
     "deploy",
+    "diagnose",
     "estimator",
     "evaluate",
     "explain_backend",
@@ -88,8 +90,8 @@ __all__ = [
 
 # Packages and modules by their own name, and the functions and classes that some of them lend.
 _MODULES = (
-    "advise", "backends", "compare", "data", "deploy", "estimator", "evaluate", "heads", "hinge", "integrations",
-    "margins", "parallel", "plots", "rules", "schedule", "terms", "testing", "training", "views",
+    "advise", "backends", "compare", "data", "deploy", "diagnose", "estimator", "evaluate", "heads", "hinge",
+    "integrations", "margins", "parallel", "plots", "rules", "schedule", "terms", "testing", "training", "views",
 )  # fmt: skip
 _LATER = {
     **dict.fromkeys(_MODULES, ""),

@@ -1,11 +1,14 @@
-"""Tests for margins, rules and backends of your own: `check_margin(MyMargin())`, `check_backend(my_backend)`."""
+"""Tests for margins, rules and backends of your own: `check_margin(MyMargin())`, `check_backend(my_backend)`.
+
+And for a loss of anybody's: `diagnose(criterion)`, which is of the application and imported when it is called.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +20,10 @@ from hypermargin.layout import ClassTable, rows_of
 from hypermargin.margins import Margin, Piecewise
 from hypermargin.rules import SOFTMAX, Rule
 
-__all__ = ["LAWS", "LawBroken", "broken_laws", "check_backend", "check_margin", "check_rule"]
+if TYPE_CHECKING:
+    from hypermargin.diagnose import Diagnosis
+
+__all__ = ["LAWS", "LawBroken", "broken_laws", "check_backend", "check_margin", "check_rule", "diagnose"]
 
 
 class LawBroken(AssertionError):  # noqa: N818  it reads better where it is caught
@@ -33,6 +39,16 @@ def check_margin(margin: Margin) -> None:
     if problems:
         lines = "\n".join(f"  {law}: {why}" for law, why in problems.items())
         raise LawBroken(f"{margin} breaks what it promises:\n{lines}")
+
+
+def diagnose(criterion: Callable[..., Any], **options: Any) -> Diagnosis:
+    """Measure a loss as a black box, and name what it is and what is wrong with it; see `hypermargin.diagnose`.
+
+    assert not reaches(diagnose(MyLoss(128, 10)).findings, "wrong")
+    """
+    from hypermargin.diagnose import diagnose as measured
+
+    return measured(criterion, **options)
 
 
 def broken_laws(margin: Margin) -> dict[str, str]:

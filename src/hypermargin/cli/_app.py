@@ -131,6 +131,7 @@ def hypermargin(
       hypermargin export runs/first --format onnx
       hypermargin data photos/ --out photos.npz
       hypermargin advise --classes 1000 --dim 128
+      hypermargin diagnose pytorch_metric_learning:ArcFaceLoss
       hypermargin train --help
     """
     if context.invoked_subcommand is None:

@@ -14,6 +14,7 @@ def document(
     title: str, css: str, body: str, script: str, *, lang: str = "en", policy: str = POLICY, root: str = ""
 ) -> str:
     """Return a whole HTML document; `root` are further attributes of its first element."""
+    element = f"<script>\n{script}\n</script>\n" if script else ""
     return f"""<!doctype html>
 <html lang="{lang}"{f" {root}" if root else ""}>
 <head>
@@ -28,10 +29,7 @@ def document(
 </head>
 <body>
 {body}
-<script>
-{script}
-</script>
-</body>
+{element}</body>
 </html>
 """
 

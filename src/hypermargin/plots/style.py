@@ -9,8 +9,10 @@ from __future__ import annotations
 import io
 import math
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -107,6 +109,13 @@ class Display:
             return text
         rules = f"<style>@media (prefers-color-scheme: dark) {{ {recoloured('')} }}</style>"
         return text.replace("<defs>", f"{rules}\n <defs>", 1)
+
+    def inline(self, title: str, *, size: tuple[float, float] | None = None) -> str:
+        """Return the picture as an element of an HTML page, whose own rules then choose between light and dark."""
+        text = re.sub(r"<\?xml.*?<svg", "<svg", self.svg(size=size), count=1, flags=re.DOTALL)
+        for left_out in (r"<style>@media.*?</style>", r"<metadata>.*?</metadata>"):
+            text = re.sub(left_out, "", text, count=1, flags=re.DOTALL)
+        return text.replace("<svg", f'<svg role="img" aria-label="{escape(title)}"', 1)
 
     def _figure(self, dark: bool, size: tuple[float, float] | None = None) -> Figure:
         ax = new_axes(size or self.size, dark=dark)

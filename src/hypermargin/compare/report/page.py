@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable
 from html import escape
 from importlib.resources import files
@@ -206,12 +205,8 @@ def _without_paths(text: str, found: Comparison) -> str:
 
 def _picture(display: Display, title: str, caption: str = "", size: tuple[float, float] | None = None) -> str:
     """Return a picture to stand inline, so that the theme switch reaches it."""
-    text = re.sub(r"<\?xml.*?<svg", "<svg", display.svg(size=size), count=1, flags=re.DOTALL)
-    text = re.sub(r"<style>@media.*?</style>", "", text, count=1, flags=re.DOTALL)
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, count=1, flags=re.DOTALL)
-    text = text.replace("<svg", f'<svg role="img" aria-label="{escape(title)}"', 1)
     below = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
-    return f'<figure class="picture">{below}{text}</figure>'
+    return f'<figure class="picture">{below}{display.inline(title, size=size)}</figure>'
 
 
 def _grid(rows: Iterable[Row]) -> str:

@@ -1,0 +1,247 @@
+"""How a criterion is called, found out by calling it on small inputs."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hypermargin import checks
+from hypermargin.common.text import first_line
+from hypermargin.diagnose.criterion import FORMS, SAID, Criterion, Weight, row_loss
+from hypermargin.diagnose.state import Kept, random_left_alone
+
+CLASSES, DIM, ROWS = 7, 16, 3  # all different, so that shapes tell which is which
+STYLES = ("numbers", "one-hot", "column")
+DIM_NAMES = (
+    "dim", "in_features", "embedding_size", "embedding_dim", "embed_dim", "emb_dim", "feature_dim", "feat_dim",
+    "in_feats", "in_channels", "input_size", "nOut", "inner_dim", "feats_dim",
+)  # fmt: skip
+CLASS_NAMES = (
+    "classes", "num_classes", "out_features", "n_classes", "classnum", "class_num", "num_class", "nClasses",
+    "num_outputs", "out_neurons", "n_class", "num_targets",
+)  # fmt: skip
+
+
+class NotUnderstood(ValueError):  # noqa: N818  it says what the criterion is: not understood
+    """A criterion could not be called in any known way. The message lists what was tried."""
+
+
+def find_criterion(
+    call: Callable[..., Any], *, form: str | None = None, dim: int | None = None, classes: int | None = None
+) -> Criterion:
+    """Find out how to call a criterion: with features, cosines, or features and weight; labels; and its dtype."""
+    if not callable(call):
+        raise TypeError(f"criterion must be a module or a function; got {checks.shown(call)}.")
+    if form is not None:
+        checks.one_of("form", form, FORMS)
+    with contextlib.suppress(Exception):  # some hold what cannot be copied; state is put back anyway
+        call = copy.deepcopy(call)  # the original keeps its weight and its state
+    tried: list[str] = []
+    with random_left_alone():
+        for candidate in _candidates(call, form, dim, classes):
+            for dtype in (torch.float64, torch.float32):
+                found = _tried(candidate, dtype, tried)
+                if found is not None:
+                    return found
+    raise NotUnderstood(_complaint(form, tried))
+
+
+def build(factory: Callable[..., Any], *, dim: int, classes: int, settings: dict[str, Any]) -> Callable[..., Any]:
+    """Make a criterion of a class or factory: `settings` by name, and its dimension and number of classes if asked.
+
+    A function that takes a batch is a criterion already, and is returned as it is.
+    """
+    if isinstance(factory, nn.Module):
+        return factory
+    parameters = _parameters(factory)
+    free = [name for name, each in parameters.items() if each.default is each.empty and each.kind < 2]
+    given = dict(settings)
+    for names, size in ((DIM_NAMES, dim), (CLASS_NAMES, classes)):
+        given |= {name: size for name in names if name in parameters and name not in settings}
+    any_name = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    for name in settings:
+        if name not in parameters and not any_name:
+            raise ValueError(
+                f"set: {getattr(factory, '__name__', factory)} takes no {name!r}; it takes "
+                f"{', '.join(parameters) or 'nothing'}.{checks.near(name, list(parameters))}"
+            )
+    missing = [name for name in free if name not in given]
+    if not inspect.isclass(factory) and missing:
+        if settings and len(missing) < 2:
+            raise ValueError(f"set: {', '.join(missing)} of the factory must be given, like --set {missing[0]}=8.")
+        return factory  # it wants features and labels
+    if missing:
+        raise ValueError(
+            f"set: {factory.__name__} needs {', '.join(missing)}. Give them, like --set {missing[0]}=8; its "
+            "dimension and number of classes are found by the usual names."
+        )
+    made = factory(**given)
+    if not callable(made):
+        raise TypeError(f"the factory must return something to call; got {type(made).__name__}.")
+    return made  # type: ignore[no-any-return]  # callable was checked
+
+
+def _parameters(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """Return the parameters of a class or function; of a class that passes **kwargs on, those of its bases too."""
+    makers = [each.__init__ for each in factory.__mro__] if inspect.isclass(factory) else [factory]  # type: ignore[misc]
+    found: dict[str, inspect.Parameter] = {}
+    for maker in makers:
+        try:
+            own = inspect.signature(maker).parameters
+        except (TypeError, ValueError):
+            break  # some built-in classes have none to read
+        found |= {name: each for name, each in own.items() if name not in found and name != "self"}
+        if not any(each.kind is each.VAR_KEYWORD for each in own.values()):
+            break
+    return found
+
+
+def _candidates(
+    call: Callable[..., Any], form: str | None, dim: int | None, classes: int | None
+) -> Iterator[Criterion]:
+    """Yield ways to call it, the likely ones first."""
+    own = {"kept": Kept(call), "dtype": torch.float64}
+    for kind in [form] if form else _likely(call):
+        if kind == "features":
+            for weight, rows, d in _weights(call, dim, classes):
+                yield Criterion(call, kind, rows // weight.centers, d, weight=weight, **own)  # type: ignore[arg-type]
+        else:
+            number = classes or _attribute(call, CLASS_NAMES) or CLASSES
+            yield Criterion(call, str(kind), number, dim or DIM, **own)  # type: ignore[arg-type]
+
+
+def _likely(call: Callable[..., Any]) -> tuple[str, ...]:
+    if isinstance(call, nn.Module):
+        return ("features", "cosines", "weights") if any(_matrices(call)) else ("cosines", "weights")
+    try:
+        parameters = inspect.signature(call).parameters.values()
+        needed = sum(each.default is each.empty and each.kind < 2 for each in parameters)
+    except (TypeError, ValueError):
+        needed = 2
+    return ("weights", "cosines") if needed >= 3 else ("cosines", "weights")
+
+
+def _matrices(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if tensor.dim() == 2 and tensor.is_floating_point() and min(tensor.shape) > 1:
+            yield name, tensor
+
+
+def _weights(call: Any, dim: int | None, classes: int | None) -> Iterator[tuple[Weight, int, int]]:
+    """Yield where the class rows may be: every matrix, parameters first, the largest first, lying either way."""
+    if not isinstance(call, nn.Module):
+        return
+    dim = dim or _attribute(call, DIM_NAMES)
+    classes = classes or _attribute(call, CLASS_NAMES)
+    learned = {name for name, _ in call.named_parameters()}
+    every = sorted(_matrices(call), key=lambda pair: (pair[0] not in learned, -pair[1].numel()))
+    for name, tensor in every:
+        a, b = tensor.shape
+        for transposed, rows, d in ((False, a, b), (True, b, a)):
+            if (dim is not None and d != dim) or (classes is not None and rows % classes):
+                continue
+            counts = [rows // classes] if classes else [1, 2, 3, 4, 5, 8, 10]
+            for centers in counts:
+                if rows % centers or rows // centers < 2:
+                    continue
+                yield Weight(name, transposed, centers), rows, d
+                if centers > 1:
+                    yield Weight(name, transposed, centers, by_class=False), rows, d
+
+
+def _attribute(call: Any, names: tuple[str, ...]) -> int | None:
+    for name in names:
+        value = getattr(call, name, None)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 1:
+            return value
+    return None
+
+
+def _tried(candidate: Criterion, dtype: torch.dtype, tried: list[str]) -> Criterion | None:
+    """Return the candidate with the labels it takes, if calling it gives something that knows its target."""
+    try:
+        criterion = candidate.in_dtype(dtype)
+    except Exception as error:
+        tried.append(f"in {dtype}: {type(error).__name__}: {first_line(error)}")
+        return None
+    for style in STYLES:
+        criterion = replace(criterion, label_style=style)
+        try:
+            found = _working(criterion)
+        except Exception as error:
+            lies = f", weight {criterion.weight.name}" if criterion.weight else ""
+            tried.append(
+                f"{SAID[criterion.form]}{lies}, labels as {style}: {type(error).__name__}: {first_line(error)}"
+            )
+            continue
+        if isinstance(found, Criterion):
+            return found
+        tried.append(f"{SAID[criterion.form]}, labels as {style}: {found}")
+    return None
+
+
+def _working(criterion: Criterion) -> Criterion | str:
+    """Return the criterion, told what its output is; or why it is not called like that."""
+    C, d, dtype = criterion.classes, criterion.dim, criterion.dtype
+    if d < 3:
+        return f"its features have {d} dimensions; at least 3 are needed to place them"
+    last = torch.full((ROWS,), C - 1)
+    axes = torch.eye(max(3, d), dtype=dtype)[:, :d]
+    # The target along the feature, all others opposite: a loss that knows its labels is small for one label alone.
+    own = torch.cat((-axes[0].expand(C - 1, d), axes[:1]))
+    x = axes[:1].repeat(ROWS, 1)
+    right = criterion(x, own, last)
+    criterion = _what_it_gives(criterion, right, x, own, last)
+    right, wrong = criterion(x, own, last), criterion(x, own, torch.zeros_like(last))
+    near, far = (
+        float(row_loss(found, y).detach()) for found, y in ((right, last), (wrong, torch.zeros_like(last)))
+    )
+    if near != near or far != far:
+        near, far = (_tame(criterion, own, axes, y) for y in (last, torch.zeros_like(last)))
+    if not near < far:
+        return f"a sample on its own class costs {near:.3g}, one opposite to it {far:.3g}"
+    return criterion
+
+
+def _tame(criterion: Criterion, own: Tensor, axes: Tensor, y: Tensor) -> float:
+    """Return the loss of a feature on no class row and opposite to none: some are NaN there."""
+    x = (0.8 * axes[0] + 0.6 * axes[1]).repeat(len(y), 1)
+    return float(row_loss(criterion(x, own, y), y).detach())
+
+
+def _what_it_gives(criterion: Criterion, found: Any, x: Tensor, W: Tensor, y: Tensor) -> Criterion:
+    """Tell probabilities from logits, and a sum over rows from a mean."""
+    if found.loss is None:
+        total = found.logits.detach().sum(1)
+        probabilities = bool((found.logits >= 0).all()) and torch.allclose(total, torch.ones_like(total))
+        return replace(criterion, log_probabilities=probabilities)
+    if found.loss.dim() == 0:
+        # Twice the same rows: twice the sum, the same mean. From a loss that is not 0 by rounding.
+        worse = torch.zeros_like(y)
+        try:
+            one = float(criterion(x, W, worse).loss)  # type: ignore[arg-type]  # it has one
+            two = float(criterion(x.repeat(2, 1), W, worse.repeat(2)).loss)  # type: ignore[arg-type]
+        except Exception:
+            return criterion
+        return replace(criterion, summed=abs(two / one - 2) < 1e-3 if one else False)
+    return criterion
+
+
+def _complaint(form: str | None, tried: list[str]) -> str:
+    asked = f"as {SAID[form]}" if form else "in any known way"
+    once = list(dict.fromkeys(tried))
+    shown = "".join(f"\n  {line}" for line in itertools.islice(once, 8))
+    more = f"\n  … and {len(once) - 8} more" if len(once) > 8 else ""
+    return (
+        f"the criterion could not be called {asked}.{shown}{more}\nKnown forms: "
+        f"{'; '.join(f'{name}: {said}' for name, said in SAID.items())}. Say which with form (--form), or write "
+        "a function of one of these forms around it."
+    )

@@ -1,0 +1,89 @@
+"""A criterion by its name: MODULE:NAME, imported only if that is trusted, and made if it is a class or factory."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from hypermargin import checks
+from hypermargin.common.text import first_line
+from hypermargin.diagnose.forms import CLASSES, DIM, build
+
+# Packages that are taken without being trusted, if they are installed, and the module of each that has the losses.
+KNOWN = {
+    "hypermargin": "hypermargin",
+    "insightface": "insightface",
+    "pytorch_metric_learning": "pytorch_metric_learning.losses",
+    "speechbrain": "speechbrain.nnet.losses",
+    "torch": "torch.nn",
+    "wespeaker": "wespeaker.models.projections",
+}
+MANY = 512  # classes, from which memory is counted
+
+
+class Untrusted(ValueError):  # noqa: N818  it says what the name is
+    """A name of code that is not among the known packages, and was not said to be trusted."""
+
+
+def check_trust(name: str, trust: bool) -> None:
+    """Refuse to import code that was not trusted."""
+    module, colon, attribute = name.partition(":")
+    if not colon or not module or not attribute:
+        raise ValueError(f"criterion must be MODULE:NAME, like losses:ArcFace; got {checks.shown(name)}.")
+    if not trust and module.replace("-", "_").split(".")[0] not in KNOWN:
+        raise Untrusted(
+            f"criterion {checks.shown(name)} names code that would be imported and run. If you know it, add "
+            f"--trust. Without it these packages are taken: {', '.join(KNOWN)}."
+        )
+
+
+def load(
+    name: str, settings: dict[str, Any], *, dim: int | None, classes: int | None, trust: bool
+) -> Callable[..., Any]:
+    """Import MODULE:NAME, and make the criterion of it."""
+    check_trust(name, trust)
+    found = _find(name, trust)
+    made = build(found, dim=dim or DIM, classes=classes or CLASSES, settings=settings)
+    if made is found and settings and not inspect.isclass(found):
+        return functools.partial(found, **settings)
+    return made
+
+
+def load_larger(name: str, settings: dict[str, Any], *, dim: int | None, trust: bool) -> Callable[..., Any] | None:
+    """Make the same with many classes; None if it has no number of classes to choose."""
+    try:
+        found = _find(name, trust)
+        many = build(found, dim=dim or DIM, classes=MANY, settings=settings)
+        return None if many is found else many
+    except Exception:  # it is for a number alone
+        return None
+
+
+def _find(name: str, trust: bool) -> Any:
+    module_name, _, attribute = name.partition(":")
+    module_name = module_name.replace("-", "_")
+    if trust and "" not in sys.path:
+        sys.path.insert(0, "")  # a console script does not look into the current directory
+    importlib.invalidate_caches()
+    try:
+        module = importlib.import_module(KNOWN.get(module_name, module_name))
+    except ModuleNotFoundError as error:
+        package = module_name.split(".")[0]
+        how = (
+            f"Run: pip install {package.replace('_', '-')}" if package in KNOWN
+            else "It must be a module in the current directory or on PYTHONPATH"
+        )  # fmt: skip
+        raise ValueError(f"criterion {name!r}: cannot import {module_name!r} ({error}). {how}.") from None
+    except Exception as error:
+        told = f"{type(error).__name__}: {first_line(error)}".rstrip(".")
+        raise ValueError(f"criterion {name!r}: importing {module_name!r} failed ({told}).") from error
+    if not hasattr(module, attribute):
+        there = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise ValueError(
+            f"criterion {name!r}: module {module.__name__} has no {attribute!r}.{checks.near(attribute, there)}"
+        )
+    return getattr(module, attribute)

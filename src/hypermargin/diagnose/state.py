@@ -1,0 +1,81 @@
+"""A criterion's state, put back before every call, so that each measurement begins from the same place."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+PLAIN = (bool, int, float, Tensor)
+
+
+class Kept:
+    """The parameters, buffers and plain numbers of a module and its submodules, as they were."""
+
+    def __init__(self, criterion: Any) -> None:
+        self.module = criterion if isinstance(criterion, nn.Module) else None
+        self.found: list[tuple[str, nn.Module, str, Any, Any]] = []  # full name, module, name, object, value
+        for path, module in self.module.named_modules() if self.module is not None else ():
+            own = {k: v for k, v in vars(module).items() if isinstance(v, PLAIN) and k != "training"}
+            for name, value in (*own.items(), *module._parameters.items(), *module._buffers.items()):
+                if value is not None:
+                    self.found.append((f"{path}.{name}".lstrip("."), module, name, value, _copied(value)))
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Put everything back."""
+        for _, module, name, was, value in self.found:
+            if isinstance(was, nn.Parameter):
+                was.copy_(value)
+                was.grad = None
+                module._parameters[name] = was
+            elif name in module._buffers:  # a forward may have put another tensor in its place
+                module._buffers[name] = _copied(value)
+            else:
+                vars(module)[name] = _copied(value)
+
+    def moved(self) -> tuple[set[str], set[str]]:
+        """Name what has changed: what a checkpoint keeps (buffers, parameters), and what it loses (attributes)."""
+        kept: set[str] = set()
+        lost: set[str] = set()
+        saved = set(self.module.state_dict()) if self.module is not None else set()
+        for full, module, name, _, value in self.found:
+            if not _same(getattr(module, name, None), value):
+                (kept if full in saved else lost).add(full)
+        return kept, lost
+
+
+def _copied(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else value
+
+
+def _same(now: Any, then: Any) -> bool:
+    if isinstance(then, Tensor):
+        if not isinstance(now, Tensor) or now.shape != then.shape:
+            return False
+        return bool(torch.equal(now.detach().nan_to_num(), then.to(now.dtype).nan_to_num()))
+    return bool(now == then or (now != now and then != then))
+
+
+@contextlib.contextmanager
+def random_left_alone() -> Iterator[None]:
+    """Put back the random generators of torch, numpy and Python in the end."""
+    numpy_state, python_state = np.random.get_state(), random.getstate()
+    with torch.random.fork_rng(devices=[]):
+        try:
+            yield
+        finally:
+            np.random.set_state(numpy_state)
+            random.setstate(python_state)
+
+
+def seed(number: int) -> None:
+    """Seed all three; of torch the generator of the CPU, as torch.manual_seed costs a millisecond of all devices."""
+    torch.default_generator.manual_seed(number)
+    np.random.seed(number)
+    random.seed(number)
