@@ -24,6 +24,7 @@ from hypermargin.cli import (  # noqa: F401  # importing a command registers it
     clean,
     compare,
     data,
+    demo,
     embed,
     evaluate,
     export,

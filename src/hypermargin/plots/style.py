@@ -9,8 +9,10 @@ from __future__ import annotations
 import io
 import math
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -153,6 +155,14 @@ class Panels(Display):
             own = figure.add_subplot(grid[divmod(k, columns)])
             own.set_prop_cycle(color=look(ax).cycle)
             self.axes_.append(panel.plot(own).ax_)
+
+
+def inline_svg(display: Display, label: str, size: tuple[float, float] | None = None) -> str:
+    """Return a picture as an element to stand inside a page, whose theme then colours it by `recoloured`."""
+    text = re.sub(r"<\?xml.*?<svg", "<svg", display.svg(size=size), count=1, flags=re.DOTALL)
+    text = re.sub(r"<style>@media.*?</style>", "", text, count=1, flags=re.DOTALL)
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, count=1, flags=re.DOTALL)
+    return text.replace("<svg", f'<svg role="img" aria-label="{escape(label)}"', 1)
 
 
 def need_matplotlib() -> None:

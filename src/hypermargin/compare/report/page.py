@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable
 from html import escape
 from importlib.resources import files
@@ -16,7 +15,7 @@ from hypermargin.compare.report.pictures import Row, plane, side_by_side, togeth
 from hypermargin.compare.results import Comparison
 from hypermargin.files import write_text
 from hypermargin.plots import Display, explorer
-from hypermargin.plots.style import recoloured
+from hypermargin.plots.style import inline_svg, recoloured
 from hypermargin.training.config import Config, from_dict, read_toml
 
 MARKS = {
@@ -205,12 +204,8 @@ def _without_paths(text: str, found: Comparison) -> str:
 
 def _picture(display: Display, title: str, caption: str = "", size: tuple[float, float] | None = None) -> str:
     """Return a picture to stand inline, so that the theme switch reaches it."""
-    text = re.sub(r"<\?xml.*?<svg", "<svg", display.svg(size=size), count=1, flags=re.DOTALL)
-    text = re.sub(r"<style>@media.*?</style>", "", text, count=1, flags=re.DOTALL)
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, count=1, flags=re.DOTALL)
-    text = text.replace("<svg", f'<svg role="img" aria-label="{escape(title)}"', 1)
     below = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
-    return f'<figure class="picture">{below}{text}</figure>'
+    return f'<figure class="picture">{below}{inline_svg(display, title, size)}</figure>'
 
 
 def _grid(rows: Iterable[Row]) -> str:
