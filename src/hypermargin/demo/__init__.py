@@ -7,7 +7,7 @@ words.json
 """
 
 from hypermargin.demo.findings import Findings, find
-from hypermargin.demo.page import page
+from hypermargin.demo.page import circles, page, title
 from hypermargin.demo.plan import PLAN, demo
 
-__all__ = ["PLAN", "Findings", "demo", "find", "page"]
+__all__ = ["PLAN", "Findings", "circles", "demo", "find", "page", "title"]

@@ -15,7 +15,7 @@ import numpy as np
 
 from hypermargin.common.environment import now
 from hypermargin.compare.numbers import MEASURES, Cell
-from hypermargin.demo.findings import Findings
+from hypermargin.demo.findings import HEADS, Findings, Flat, Many
 from hypermargin.plots import Display, explorer
 from hypermargin.plots.features import FeaturesDisplay, together
 from hypermargin.plots.style import inline_svg, recoloured
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 BY_KEY = {measure.key: measure for measure in MEASURES}
 COMMANDS = """hypermargin advise --classes 200 --dim 128
 hypermargin train --data your/photos
-hypermargin compare --data your/photos --head normface --head arcface"""
+hypermargin compare --data your/photos"""
 
 
 def page(found: Findings) -> str:
@@ -66,7 +66,7 @@ def page(found: Findings) -> str:
 <div class="three">{_scores(found)}</div>
 <p class="small">{_many_about(found)}</p>
 <p>{_more()}</p>
-<p class="small">{_both("made", version=__version__, date=now()[:10])}</p>
+<p class="small">{_both("made", version=__version__, date=now()[:10], runs=len(HEADS) * (found.seeds + 1))}</p>
 </main>
 <script type="application/json" id="titles">{json.dumps({k: v["title"] for k, v in words().items()})}</script>
 <script>
@@ -89,7 +89,8 @@ def _both(*keys: str, **values: Any) -> str:
     spoken = []
     for lang, said in words().items():
         text = ("" if lang == "zh" else " ").join(said[key].format(**values) for key in keys)
-        spoken.append(f'<span lang="{"zh-CN" if lang == "zh" else lang}">{escape(text)}</span>')
+        kept = text.replace(" %", "\u00a0%").replace(" = ", "\u00a0=\u00a0").replace(" ± ", "\u00a0±\u00a0")
+        spoken.append(f'<span lang="{"zh-CN" if lang == "zh" else lang}">{escape(kept)}</span>')
     return "".join(spoken)
 
 
@@ -120,8 +121,10 @@ def _headline(found: Findings) -> str:
     return _both(*keys, **away, s=_short(third.scale), m=_degrees(third.m))
 
 
-def _title(key: str, s: float, m: float, lang: str) -> str:
-    return words()[lang][key].format(s=_short(s), m=_degrees(m))
+def title(found: Findings, key: str, lang: str) -> str:
+    """Return what stands below one of the pictures of few classes."""
+    flat = found.flat[key]
+    return words()[lang][key].format(s=_short(flat.scale), m=_degrees(flat.m))
 
 
 def _circles(found: Findings) -> str:
@@ -129,10 +132,8 @@ def _circles(found: Findings) -> str:
     for key, display in circles(found).items():
         flat = found.flat[key]
         caption = _both("flat_caption", away=f"{flat.away:.1f}", right=f"{100 * flat.right:.1f}")
-        title = _title(key, flat.scale, flat.m, "en")
-        label = words()["en"]["flat_label"].format(title=title)
-        heading = _both(key, s=_short(flat.scale), m=_degrees(flat.m))
-        shown.append(_figure(display, label, (4.0, 4.0), f"<b>{heading}</b>{caption}"))
+        label = words()["en"]["flat_label"].format(title=title(found, key, "en"))
+        shown.append(_figure(display, label, (4.0, 4.0), _heading(key, flat) + caption))
     return "".join(shown)
 
 
@@ -179,7 +180,8 @@ class _Scores(ScoresDisplay):
 
     def draw(self, ax: Axes) -> None:
         super().draw(ax)
-        ax.set(xlabel="cos", ylabel="", title="", xlim=(self.least, 1.0), ylim=(0.0, self.top))
+        ax.set(xlabel="cos", ylabel="", xlim=(self.least, 1.0), ylim=(0.0, self.top))
+        ax.set_title("", loc="left")
         legend = ax.get_legend()
         if legend is not None:
             legend.remove()
@@ -194,9 +196,8 @@ def _scores(found: Findings) -> str:
         display.top, display.least = 1.05 * float(np.max([share.max() for share in shares])), least
         many = found.many[key]
         caption = _both("many_caption", eer=_spread("eer", many.eer), rank1=_spread("rank1", many.rank1))
-        label = words()["en"]["many_label"].format(title=_title(key, many.scale, many.m, "en"))
-        heading = _both(key, s=_short(many.scale), m=_degrees(many.m))
-        shown.append(_figure(display, label, (4.6, 3.0), f"<b>{heading}</b>{caption}"))
+        label = words()["en"]["many_label"].format(s=_short(many.scale))
+        shown.append(_figure(display, label, (4.6, 3.0), _heading(key, many) + caption))
     return "".join(shown)
 
 
@@ -212,9 +213,11 @@ def _many_about(found: Findings) -> str:
 
 
 def _more() -> str:
-    link = _both("report")
-    before, after = _both("more", report="\0").split("\0", 1)
-    return f'{before}<a href="report.html">{link}</a>{after}'
+    return _both("more", report="\0").replace("\0", f'<a href="report.html">{_both("report")}</a>')
+
+
+def _heading(key: str, head: Flat | Many) -> str:
+    return f"<b>{_both(key, s=_short(head.scale), m=_degrees(head.m))}</b>"
 
 
 def _figure(display: Display, label: str, size: tuple[float, float], caption: str) -> str:
