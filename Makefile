@@ -66,7 +66,7 @@ format: $(READY)  ## apply ruff's format and its safe fixes
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-docs: $(READY)  ## write the family's tables into README.md and docs/after-arcface.md
+docs: $(READY)  ## write the family's tables into docs/family.md and docs/after-arcface.md
 	@$(BIN)/python docs/write_tables.py
 
 gallery: $(READY) demo  ## draw every picture of the docs anew, and photograph the pages

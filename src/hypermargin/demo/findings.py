@@ -95,8 +95,8 @@ def find(found: Comparison) -> Findings:
         right = about["numbers"]["accuracy"]
         flat[key] = Flat(*_numbers(about), float(away), right, features, kept["labels"], prototypes, names)
         about, kept = found.measured[head][0], found.arrays(runs[head])
-        cells = (found.table[name][head] for name in ("eer", "rank1"))
-        many[key] = Many(*_numbers(about), *cells, kept["edges"], kept["genuine"], kept["impostor"])
+        eer, rank1 = (found.table[name][head] for name in ("eer", "rank1"))
+        many[key] = Many(*_numbers(about), eer, rank1, kept["edges"], kept["genuine"], kept["impostor"])
     parts, settings = about["data"]["parts"], found.plan.settings
     return Findings(
         flat, many, parts["train"][1], parts["test"][1], settings["dim"], found.plan.seeds, settings["epochs"],
