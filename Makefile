@@ -31,8 +31,8 @@ $(READY): $(RUNS)
 	@$(PIP) -e '.[dev]'
 	@touch $@
 
-demo: $(RUNS)  ## compare three heads on generated characters; writes a report to look at
-	@$(BIN)/hypermargin compare --config examples/demo.toml --out $(DEMO) --resume
+demo: $(RUNS)  ## what s and a margin do, in two minutes: twelve small trainings, one page to look at
+	@$(BIN)/hypermargin demo --out $(DEMO)
 
 test: $(READY)  ## the tests
 	@$(BIN)/python -m pytest -n 2 --dist loadfile -rs
@@ -66,12 +66,12 @@ format: $(READY)  ## apply ruff's format and its safe fixes
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-docs: $(READY)  ## write the tables of README.md, docs/after-arcface.md and docs/diagnose.md
+docs: $(READY)  ## write the tables of docs/family.md, docs/after-arcface.md and docs/diagnose.md
 	@$(BIN)/python docs/write_tables.py
 	@$(BIN)/python docs/write_verdicts.py
 
 gallery: $(READY) demo  ## draw every picture of the docs anew, and photograph the pages
-	@$(BIN)/python docs/make_gallery.py $(DEMO)/report.html
+	@$(BIN)/python docs/make_gallery.py $(DEMO)
 
 clean:          ## remove .venv and caches
 	@rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -87,7 +87,7 @@ def _pyplot() -> Any:
     try:
         import matplotlib
     except ImportError:
-        raise SystemExit("the picture needs matplotlib: pip install 'hypermargin[plot]'") from None
+        raise SystemExit("the picture needs matplotlib: pip install matplotlib") from None
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 

@@ -5,14 +5,18 @@ Screenshots are taken where Chromium is found; elsewhere those that are there st
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import sys
 import tempfile
 from pathlib import Path
 
+from hypermargin.compare import Comparison, Plan
+from hypermargin.demo import circles, find, title
 from hypermargin.files import write_text
 from hypermargin.plots import Display, animate, explorer, pictures
 from hypermargin.plots.learned import frames
+from hypermargin.plots.style import Panels
 
 DOCS = Path(__file__).resolve().parent
 FOLDER = DOCS / "pictures"
@@ -46,8 +50,15 @@ def draw() -> None:
     write_text(DOCS / "gallery.md", "\n".join(lines))
 
 
-def photograph(report: Path | None) -> None:
-    """The explorer, and the report of the demo if it is there, at the size of a desk and of a phone."""
+def circles_of(demo: Path) -> Panels:
+    """The first picture of the demo's page, with its titles."""
+    found = find(Comparison.read(demo, Plan.read(demo)))
+    panels = [dataclasses.replace(each, title=title(found, key, "en")) for key, each in circles(found).items()]
+    return Panels(panels, columns=3, panel_size=(3.6, 3.7))
+
+
+def photograph(demo: Path | None) -> None:
+    """The explorer, and the demo's page and report if they are there, at the size of a desk and of a phone."""
     program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if program is None:
         print("no Chromium: the screenshots stay as they are", file=sys.stderr)
@@ -60,8 +71,10 @@ def photograph(report: Path | None) -> None:
         explorer.write(page)
         shots = [(page, "explorer", "light", "en"), (page, "explorer-dark", "dark", "en")]
         shots.append((page, "explorer-zh", "light", "zh"))
-        if report is not None:
+        if demo is not None:
+            report, shown = demo / "report.html", demo / "index.html"
             shots += [(report, "report", "light", "en"), (report, "report-dark", "dark", "en")]
+            shots += [(shown, "demo", "light", "en")]
         for file, name, scheme, lang in shots:
             for suffix, (width, height) in SIZES.items():
                 shown = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
@@ -76,5 +89,7 @@ def photograph(report: Path | None) -> None:
 if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)
     draw()
-    found = Path(sys.argv[1]) if len(sys.argv) > 1 else None
-    photograph(found.resolve() if found and found.exists() else None)
+    demo = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else None
+    if demo is not None:
+        circles_of(demo).save(FOLDER / "demo.svg")
+    photograph(demo)

@@ -1,4 +1,4 @@
-"""Write the family's tables into README.md and docs/after-arcface.md, each between its two markers.
+"""Write the family's tables into docs/family.md and docs/after-arcface.md, each between its two markers.
 
 `make docs` runs it; a test compares.
 """
@@ -8,9 +8,9 @@ from pathlib import Path
 from hypermargin.family import as_markdown, groups_as_markdown, successors_as_markdown
 
 DOCS = Path(__file__).resolve().parent
-README, AFTER = DOCS.parent / "README.md", DOCS / "after-arcface.md"
+BOOK, AFTER = DOCS / "family.md", DOCS / "after-arcface.md"
 FAMILY, GROUPS = "the family", "after ArcFace"
-TABLES = {README: {FAMILY: as_markdown, GROUPS: groups_as_markdown}, AFTER: {FAMILY: successors_as_markdown}}
+TABLES = {BOOK: {FAMILY: as_markdown, GROUPS: groups_as_markdown}, AFTER: {FAMILY: successors_as_markdown}}
 
 
 def with_tables(path: Path) -> str:

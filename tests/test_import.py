@@ -29,7 +29,7 @@ def told(call, words):
 for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
     del sys.modules[name]
 sys.modules["matplotlib"] = sys.modules["sklearn"] = None
-told(display.plot, "pip install 'hypermargin[plot]'")
+told(display.plot, "pip install matplotlib")
 told(lambda: hypermargin.MarginSoftmaxClassifier, "needs scikit-learn, which is not installed. Run: pip install")
 print("fine")
 """

@@ -18,7 +18,7 @@ import hypermargin
 
 ROOT = Path(hypermargin.__file__).parent
 APPLICATION = {
-    "advise", "cli", "common", "compare", "data", "deploy", "diagnose", "estimator", "evaluate", "heads",
+    "advise", "cli", "common", "compare", "data", "demo", "deploy", "diagnose", "estimator", "evaluate", "heads",
     "integrations", "plots", "runpage", "training",
 }  # fmt: skip
 OWN = "hypermargin"

@@ -174,7 +174,7 @@ FAMILY: dict[str, Recipe] = {
     "modified-softmax": _classic(
         "modified-softmax",
         boundary="θ1 = θ2", width="0",
-        good="decides by angle; no bias towards frequent classes",
+        good="decides by angle: a long class weight gains nothing",
         bad="easy samples still grow |x| instead of turning",
         paper="Liu et al. 2017, arXiv:1704.08063",
     ),

@@ -111,7 +111,7 @@ class HeadSettings:
                 return adacos_scale(max(self.classes, 1))
             return float(needed_scale("advised", True, self.classes, self.dim, self.margin))
         assert self.scale is not None
-        return self.scale
+        return float(self.scale)  # of a whole number no tensor could be learned
 
     @property
     def least_scale(self) -> float:

@@ -111,5 +111,5 @@ def test_a_bug_is_not_hidden(monkeypatch):
 def test_missing_extra_says_what_to_install(monkeypatch, package):
     monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.delitem(sys.modules, "hypermargin.cli")
-    with pytest.raises(SystemExit, match=r"pip install 'hypermargin\[cli\]'"):
+    with pytest.raises(SystemExit, match=rf"pip install {package.split('.')[0]}$"):
         importlib.import_module("hypermargin.cli")

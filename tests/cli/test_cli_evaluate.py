@@ -451,7 +451,7 @@ def test_without_matplotlib_there_are_numbers(tmp_path, run, monkeypatch):
     np.savez(tmp_path / "x.npz", embeddings=x, labels=y)
     code, out, err = run("evaluate", tmp_path / "x.npz", "--out", tmp_path / "out", "--confidence", 0)
     assert code == 0
-    assert err == "pictures need matplotlib, which is not installed. Run: pip install 'hypermargin[plot]'\n"
+    assert err == "pictures need matplotlib, which is not installed. Run: pip install matplotlib\n"
     assert {path.name for path in (tmp_path / "out").iterdir()} == NUMBERS
     assert "written      evaluation.json, roc.csv, report.html, look-first.csv in" in out
 

@@ -152,7 +152,7 @@ def test_decompression_bombs_are_refused(side):
 def test_without_pillow_the_extra_is_named(monkeypatch):
     raw = encoded(noise(2, 2))
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with refused("x.png: ", "needs pillow", "pip install 'hypermargin[train]'"):
+    with refused("x.png: ", "needs pillow", "pip install pillow"):
         decode(raw, (2, 2), "x.png")
 
 

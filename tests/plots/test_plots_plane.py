@@ -194,7 +194,7 @@ def test_models_that_do_not_fit():
 
 def test_without_scikit_learn(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(ModuleNotFoundError, match=r"needs scikit-learn.*pip install 'hypermargin\[learn\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"needs scikit-learn.*pip install scikit-learn$"):
         plots.make("plane")
 
 

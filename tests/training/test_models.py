@@ -188,7 +188,7 @@ def test_timm_by_a_stand_in(monkeypatch):
     with pytest.raises(ValueError, match="needs images"):
         create_model("timm:vit", (8,), 7)
     monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(ValueError, match=r"needs timm, which is not installed .*Run: pip install timm"):
+    with pytest.raises(ValueError, match=r"needs timm, which is not installed\. Run: pip install timm"):
         create_model("timm:vit", (3, 8, 12), 7)
 
 

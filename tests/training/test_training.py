@@ -581,10 +581,10 @@ def test_torch_and_numpy_are_enough(tmp_path, npz):
         [sys.executable, "-c", BARE, str(npz), str(tmp_path / "run")], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert "No TensorBoard events: tensorboard is not installed" in done.stderr
-    assert "without the safetensors package" in done.stderr
+    assert "they need tensorboard, which is not installed. Run: pip install tensorboard" in done.stderr
+    assert "model.safetensors needs safetensors, which is not installed." in done.stderr
     assert (next((tmp_path / "run" / "checkpoints").iterdir()) / "model.pt").exists()
-    assert "needs scikit-learn, which is not installed. Run: pip install 'hypermargin[learn]'" in done.stdout
+    assert "needs scikit-learn, which is not installed. Run: pip install scikit-learn" in done.stdout
 
 
 def test_code_named_by_a_run_is_not_run_unasked(tmp_path, monkeypatch):

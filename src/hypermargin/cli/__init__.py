@@ -9,14 +9,14 @@ from __future__ import annotations
 import io
 import sys
 
+from hypermargin.common.needs import absent, not_installed
+
 try:
     import rich.console  # noqa: F401
     import typer
 except ModuleNotFoundError as missing:
-    raise SystemExit(
-        f"hypermargin: the command line needs {missing.name}, which is not installed. "
-        "Run: pip install 'hypermargin[cli]'"
-    ) from None
+    packages = absent("typer", "rich") or [str(missing.name).split(".")[0]]
+    raise SystemExit(not_installed("hypermargin: the command line needs", *packages)) from None
 
 from hypermargin.cli import (  # noqa: F401  # importing a command registers it
     advise,
@@ -24,6 +24,7 @@ from hypermargin.cli import (  # noqa: F401  # importing a command registers it
     clean,
     compare,
     data,
+    demo,
     diagnose,
     embed,
     evaluate,

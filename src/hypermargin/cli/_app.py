@@ -35,6 +35,11 @@ def plain_errors() -> Iterator[None]:
         if os.environ.get("HYPERMARGIN_DEBUG"):
             raise
         raise typer.BadParameter(complaint(error)) from None
+    except ModuleNotFoundError as error:
+        if os.environ.get("HYPERMARGIN_DEBUG"):
+            raise
+        typer.echo(f"hypermargin: error: {error}", err=True)
+        raise typer.Exit(1) from None
 
 
 def complaint(error: BaseException) -> str:

@@ -106,7 +106,7 @@ def _flags() -> list[inspect.Parameter]:
     return [
         flag("head", list[str] | None, heads),
         flag("seeds", int | None, "runs of each head  [default: 3]"),
-        flag("plane", int | None, "epochs of a run in two dimensions, for pictures; 0: none  [default: 15]"),
+        flag("plane", int | None, "epochs of a run in two dimensions, for pictures; 0: none  [default: 30]"),
         flag("jobs", int | None, "runs at a time  [default: one per core; on a GPU one]"),
         flag("out", Path | None, "the comparison's folder; default comparisons/DATA"),
         flag("config", Path | None, "a TOML file of settings; heads, seeds and plane may stand there too"),

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from hypermargin.common.arrays import Array
+from hypermargin.common.needs import not_installed
 from hypermargin.common.text import first_line
 
 STATES = (".safetensors", ".pt", ".pth", ".ckpt")
@@ -186,6 +187,4 @@ def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _need_safetensors(path: Path) -> None:
     if not has_safetensors():
-        raise ModuleNotFoundError(
-            f"{path} needs safetensors, which is not installed. Run: pip install 'hypermargin[train]'"
-        )
+        raise ModuleNotFoundError(not_installed(f"{path} needs", "safetensors"), name="safetensors")

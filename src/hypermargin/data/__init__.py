@@ -13,6 +13,7 @@ import numpy as np
 
 from hypermargin import checks
 from hypermargin.common.arrays import Array
+from hypermargin.common.needs import not_installed
 from hypermargin.common.text import Say
 from hypermargin.data.arrays import from_parts, read_npz
 from hypermargin.data.augment import Augment
@@ -106,9 +107,7 @@ def digits() -> Data:
     try:
         from sklearn.datasets import load_digits
     except ModuleNotFoundError:
-        raise DataError(
-            "data 'digits' needs scikit-learn, which is not installed. Run: pip install 'hypermargin[learn]'"
-        ) from None
+        raise DataError(not_installed("data 'digits' needs", "scikit-learn")) from None
     pixels, labels = load_digits(return_X_y=True)
     images = np.round(pixels * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8)
     parts = np.where(np.arange(len(labels)) % 5 == 4, TEST, TRAIN).astype(np.int8)

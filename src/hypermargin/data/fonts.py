@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from hypermargin.common.needs import not_installed
 from hypermargin.data.base import Bad, DataError
 
 if TYPE_CHECKING:
@@ -70,13 +71,13 @@ def _matplotlib_fonts() -> Path:
     try:
         import matplotlib
     except ModuleNotFoundError:
-        raise missing("matplotlib", "plot") from None
+        raise missing("matplotlib") from None
     return Path(matplotlib.get_data_path(), "fonts", "ttf")
 
 
-def missing(package: str, extra: str) -> DataError:
+def missing(package: str) -> DataError:
     """Make the error that says which package is not there, and how to get it."""
-    return DataError(f"glyphs needs {package}, which is not installed. Run: pip install 'hypermargin[{extra}]'")
+    return DataError(not_installed("data 'glyphs' needs", package))
 
 
 def open_faces(files: dict[Path, bytes], box: int, among: str | None, on_bad: str) -> tuple[list[Face], list[Bad]]:
@@ -84,7 +85,7 @@ def open_faces(files: dict[Path, bytes], box: int, among: str | None, on_bad: st
     try:
         importlib.import_module("matplotlib.ft2font")
     except ModuleNotFoundError:
-        raise missing("matplotlib", "plot") from None
+        raise missing("matplotlib") from None
     faces: list[Face] = []
     bad: list[Bad] = []
     for path, content in files.items():

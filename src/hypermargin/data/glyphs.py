@@ -62,7 +62,7 @@ def glyphs(
         from PIL import __version__ as pillow
         from PIL import features
     except ModuleNotFoundError:
-        raise missing("pillow", "train") from None
+        raise missing("pillow") from None
     files = font_files(fonts and Path(fonts))
     settings = VERSION, size, seed, characters and sorted(characters), on_bad
     versions = pillow, features.version("freetype2"), unicodedata.unidata_version

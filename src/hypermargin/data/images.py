@@ -16,6 +16,7 @@ import numpy as np
 
 from hypermargin import checks
 from hypermargin.common.arrays import Array
+from hypermargin.common.needs import not_installed
 from hypermargin.data.base import UNREADABLE, Bad, DataError
 
 if TYPE_CHECKING:
@@ -111,9 +112,7 @@ def _open(raw: bytes) -> Image:
     try:
         from PIL import Image, UnidentifiedImageError
     except ModuleNotFoundError:
-        raise DataError(
-            "reading images needs pillow, which is not installed. Run: pip install 'hypermargin[train]'"
-        ) from None
+        raise DataError(not_installed("reading images needs", "pillow")) from None
     most = most_pixels()
     # Pillow warns from this number on and refuses twice as many. Ours is less, unless it was raised.
     if Image.MAX_IMAGE_PIXELS is not None and most > Image.MAX_IMAGE_PIXELS:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import importlib.util
 import io
 import os
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import torch
 from torch import nn
 
 from hypermargin import checks
+from hypermargin.common.needs import absent, not_installed
 from hypermargin.common.tensor_files import has_safetensors, read_safetensors, write_safetensors
 from hypermargin.common.text import first_line
 from hypermargin.deploy import metadata
@@ -88,12 +88,9 @@ def export(
 
 
 def need(*packages: str) -> None:
-    """Raise an error that names the extra if one of its packages is missing."""
-    missing = [name for name in packages if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ExportError(
-            f"ONNX needs {', '.join(missing)}, which is not installed. Run: pip install 'hypermargin[export]'"
-        )
+    """Raise an error that names those of the packages that are missing."""
+    if missing := absent(*packages):
+        raise ExportError(not_installed("ONNX needs", *missing))
 
 
 def _on_cpu(trained: Trained) -> Trained:
@@ -166,9 +163,7 @@ def _write_program(program: torch.export.ExportedProgram, about: dict[str, Any],
 
 def _write_weights(trained: Trained, with_head: bool, about: dict[str, Any], path: Path) -> dict[str, float]:
     if not has_safetensors():
-        raise ExportError(
-            "format safetensors needs safetensors, which is not installed. Run: pip install 'hypermargin[train]'"
-        )
+        raise ExportError(not_installed("format safetensors needs", "safetensors"))
     about["outputs"] = {}
     about["input"]["scaling"]["inside"] = False
     parts: dict[str, nn.Module] = {"network": trained.network}

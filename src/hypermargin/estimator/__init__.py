@@ -6,12 +6,13 @@
 with a kernel is kept small.
 """
 
+from hypermargin.common.needs import not_installed
+
 try:
     import sklearn  # noqa: F401
-except ImportError as error:
-    raise ImportError(
-        "MarginSoftmaxClassifier needs scikit-learn, which is not installed. Run: pip install 'hypermargin[learn]'"
-    ) from error
+except ModuleNotFoundError as error:
+    told = not_installed("MarginSoftmaxClassifier needs", "scikit-learn")
+    raise ModuleNotFoundError(told, name="sklearn") from error
 
 from hypermargin.estimator.classifier import MarginSoftmaxClassifier
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from hypermargin import checks
 from hypermargin.centers import ONE, Centers
+from hypermargin.common.needs import not_installed
 from hypermargin.head import MarginHead
 from hypermargin.heads.weights import by_class, refuse_centers
 from hypermargin.margins import ArcFace, CosFace, Margin, NoMargin, SphereFace
@@ -100,9 +101,7 @@ def to_metric_learning(head: MarginHead) -> Any:
     try:
         from pytorch_metric_learning import losses
     except ModuleNotFoundError:
-        raise ModuleNotFoundError(
-            "this needs pytorch-metric-learning, which is not installed. Run: pip install pytorch-metric-learning"
-        ) from None
+        raise ModuleNotFoundError(not_installed("this needs", "pytorch-metric-learning")) from None
     problem = _unlike(head)
     if problem:
         raise ValueError(

@@ -163,6 +163,8 @@ def read_one(path: Path, prefix: str = "", allow_older: bool = False, centers: i
         raise ValueError(f"{path}: expected a file ending in {', '.join(ENDINGS)}, or a folder.")
     try:
         content = _content(path)
+    except ModuleNotFoundError:
+        raise
     except Exception as error:  # pickle, zipfile, numpy and safetensors have many words for a broken file
         if isinstance(error, NotTensorsError):
             raise ValueError(f"{path}: {error}") from None

@@ -50,6 +50,7 @@ class FeaturesDisplay(Display):
     basis       (mean (d,), axes (2, d)) of the components; arrows start at the origin of the features
     stretch     the factor of the arrows on the plane, where features may be far longer than prototypes
     half        everything lies in [−half, half]²
+    explained   say below the picture what is drawn
     """
 
     points: Floats
@@ -65,6 +66,7 @@ class FeaturesDisplay(Display):
     others: int = 0
     title: str = ""
     view: View = field(default_factory=View)
+    explained: bool = True
 
     size = 5.6, 5.6
 
@@ -224,7 +226,7 @@ class FeaturesDisplay(Display):
             words.append("petals: share of a class in each 3°")
         if self.others:
             words.append(f"{len(self.names)} of {len(self.names) + self.others:,} classes")
-        caption = "; ".join(words)
+        caption = "; ".join(words) if self.explained else ""
         if self.on in ("circle", "sphere"):
             ax.text(
                 0.5, -0.01, caption, transform=ax.transAxes, ha="center", va="top", fontsize=9, color=look(ax).ink

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from hypermargin import checks
 from hypermargin.common.arrays import Floats
+from hypermargin.common.needs import not_installed
 from hypermargin.margins import NoMargin
 from hypermargin.plots.boundary import BoundaryDisplay
 from hypermargin.plots.catalogue import label, picture, read_margin
@@ -329,10 +330,9 @@ def plane(
         from sklearn.svm import SVC
 
         from hypermargin.estimator import MarginSoftmaxClassifier
-    except ImportError:
+    except ModuleNotFoundError:
         raise ModuleNotFoundError(
-            "the picture 'plane' needs scikit-learn, which is not installed. Run: pip install 'hypermargin[learn]'",
-            name="sklearn",
+            not_installed("the picture 'plane' needs", "scikit-learn"), name="sklearn"
         ) from None
     iris = load_iris()
     two = iris.target < 2

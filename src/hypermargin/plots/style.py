@@ -16,6 +16,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from hypermargin.common.needs import not_installed
 from hypermargin.files import replacing, write_text
 
 if TYPE_CHECKING:
@@ -169,10 +170,7 @@ def need_matplotlib() -> None:
     try:
         import matplotlib.figure  # noqa: F401
     except ModuleNotFoundError:
-        raise ModuleNotFoundError(
-            "pictures need matplotlib, which is not installed. Run: pip install 'hypermargin[plot]'",
-            name="matplotlib",
-        ) from None
+        raise ModuleNotFoundError(not_installed("pictures need", "matplotlib"), name="matplotlib") from None
 
 
 def new_axes(size: tuple[float, float] = SIZE, *, dark: bool = False) -> Axes:

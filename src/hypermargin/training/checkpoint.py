@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hypermargin.common.needs import not_installed
 from hypermargin.common.plain import read_json
 from hypermargin.common.tensor_files import has_safetensors, read_pt, read_safetensors, write_pt, write_safetensors
 from hypermargin.common.text import Say, first_line
@@ -194,7 +195,7 @@ def _read(path: Path, version: int, device: torch.device | str, held: Slices | N
         if not isinstance(training, dict) or not all(isinstance(t, Tensor) for t in model.values()):
             raise ValueError("it holds something else than tensors by name")
         return Checkpoint(int(state["step"]), model, training, state)
-    except CheckpointError:
+    except (CheckpointError, ModuleNotFoundError):  # a package that is not installed damages no file
         raise
     # Whatever a reader says of a file whose digest is right but whose content is not ours.
     except Exception as error:
@@ -269,7 +270,7 @@ def check(path: Path, ranks: Ranks = Ranks()) -> int:  # noqa: B008 (frozen)
 def note(say: Say) -> None:
     """Say so if the weights will not be in the format that others read."""
     if not has_safetensors():
-        say("Weights are saved as model.pt, without the safetensors package (pip install 'hypermargin[train]').")
+        say(not_installed("Weights are saved as model.pt: model.safetensors needs", "safetensors"))
 
 
 def _write_model(stem: Path, tensors: dict[str, Tensor]) -> None:

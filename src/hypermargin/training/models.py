@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hypermargin import checks
 from hypermargin.common.environment import enough_memory
+from hypermargin.common.needs import not_installed
 from hypermargin.common.text import first_line
 from hypermargin.training.iresnet import BLOCKS, REDUCTION, IResNet
 
@@ -148,9 +149,7 @@ def _timm(name: str, shape: Shape, dim: int, options: dict[str, Any]) -> nn.Modu
     try:
         timm = importlib.import_module("timm")
     except ModuleNotFoundError as error:
-        raise ValueError(
-            f"model 'timm:{name}' needs timm, which is not installed ({error}). Run: pip install timm"
-        ) from None
+        raise ValueError(not_installed(f"model 'timm:{name}' needs", error.name or "timm")) from None
     if name not in (known := timm.list_models()):
         raise ValueError(f"timm {timm.__version__} has no model {name!r}.{checks.near(name, known)}")
     arguments = {"pretrained": False, "num_classes": dim, "in_chans": channels, **options}

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from hypermargin.common.needs import not_installed
 from hypermargin.common.text import Say, say
 from hypermargin.files import write_text
 
@@ -87,7 +88,7 @@ class Events:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ModuleNotFoundError:
-            say("No TensorBoard events: tensorboard is not installed (pip install 'hypermargin[train]').")
+            say(not_installed("TensorBoard events are not written: they need", "tensorboard"))
             return
         try:
             # purge_step hides what a killed run wrote after its last checkpoint.
