@@ -5,6 +5,8 @@ Screenshots are taken where Chromium is found; elsewhere those that are there st
 
 from __future__ import annotations
 
+import contextlib
+import re
 import shutil
 import sys
 import tempfile
@@ -46,6 +48,18 @@ def draw() -> None:
     write_text(DOCS / "gallery.md", "\n".join(lines))
 
 
+def draw_derivation() -> None:
+    """The pictures of docs/derivation.md, by the code that stands there; the gallery has drawn those with its names."""
+    text = (DOCS / "derivation.md").read_text(encoding="utf-8")
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        for code in re.findall(r"^```python\n(.*?)^```$", text, flags=re.M | re.S):
+            if '.save("derivation-' in code:
+                exec(compile(code, "derivation.md", "exec"), {})
+        for made in Path().glob("derivation-*.svg"):
+            shutil.copyfile(made, FOLDER / made.name)
+            print(made.stem, flush=True)
+
+
 def photograph(report: Path | None) -> None:
     """The explorer, and the report of the demo if it is there, at the size of a desk and of a phone."""
     program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -76,5 +90,6 @@ def photograph(report: Path | None) -> None:
 if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)
     draw()
+    draw_derivation()
     found = Path(sys.argv[1]) if len(sys.argv) > 1 else None
     photograph(found.resolve() if found and found.exists() else None)
