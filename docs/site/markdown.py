@@ -10,6 +10,7 @@ from docs.site.pages import ROOT, address, sources
 
 LINK = re.compile(r"(\]\(|<img [^>]*?src=\"|<a [^>]*?href=\")([^)\"\s#][^)\"\s#]*)(#[^)\"\s]*)?")
 FENCE = re.compile(r"^([ ]*)(`{3,}).*?^\1\2[ ]*$", re.M | re.S)
+CHINESE = "\u3001-\u303f\u4e00-\u9fff\uff00-\uffef"
 EXPLORER = re.compile(r"^.*\]\([^)]*\).*<!-- the explorer -->$", re.M)
 FRAME = '<iframe class="explorer" src="{}" title="Explorer" loading="lazy"></iframe>'
 
@@ -39,6 +40,8 @@ def page(text: str, source: str) -> tuple[str, set[str]]:
         part = EXPLORER.sub(frame, part)
         part = re.sub(r"^<!--.*?-->[ ]*\n?", "", part, flags=re.M | re.S)
         part = re.sub(r"^(?![ ]*(?:[-*|#>]|\d+\.) )(.*\S.*)\n(?=(?:[-*]|\d+\.) )", r"\1\n\n", part, flags=re.M)
+        # A line break is a space in HTML, which Chinese does not have between its characters.
+        part = re.sub(rf"(?<=[{CHINESE}])\n(?=[{CHINESE}])", "", part)
         return LINK.sub(moved, part)
 
     parts, end = [], 0
