@@ -3,6 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 RUNS := .venv/.runs
 READY := .venv/.ready
+SITE := .venv/.site
 DEMO := comparisons/demo
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
@@ -10,7 +11,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
 
 .DEFAULT_GOAL := demo
-.PHONY: help install demo test test-core test-slow test-machines check format docs gallery clean
+.PHONY: help install demo test test-core test-slow test-machines check format docs gallery site tutorials clean
 
 help:           ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -29,6 +30,11 @@ $(RUNS): pyproject.toml constraints.txt
 $(READY): $(RUNS)
 	@echo "Adding what the tests need …"
 	@$(PIP) -e '.[dev]'
+	@touch $@
+
+$(SITE): $(RUNS)
+	@echo "Adding what the site needs …"
+	@$(PIP) -e '.[docs]'
 	@touch $@
 
 demo: $(RUNS)  ## what s and a margin do, in two minutes: twelve small trainings, one page to look at
@@ -54,7 +60,7 @@ test-machines: $(READY)  ## the tests as other processors would run them; three 
 		env $$(echo "$$machine" | tr '|' ' ') $(BIN)/python -m pytest -n 2 --dist loadfile || failed=1; \
 	done; test -z "$$failed"
 
-test-slow: $(READY)  ## the slow tests too (inductor)
+test-slow: $(READY) $(SITE)  ## the slow tests too (inductor, the site, every tutorial)
 	@$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not gpu'
 
 check: $(READY)  ## ruff (lint and format) and mypy --strict
@@ -72,6 +78,12 @@ docs: $(READY)  ## write the tables of docs/family.md, docs/after-arcface.md and
 
 gallery: $(READY) demo  ## draw every picture of the docs anew, and photograph the pages
 	@$(BIN)/python docs/make_gallery.py $(DEMO)
+
+site: $(SITE)   ## build the documentation site in build/site/html; any broken link ends it
+	@$(BIN)/python -m docs.site
+
+tutorials: $(SITE)  ## run the notebooks of docs/tutorials in Jupyter and store what they print and draw
+	@$(BIN)/python -m docs.site.notebooks
 
 clean:          ## remove .venv and caches
 	@rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -5,7 +5,9 @@ Screenshots are taken where Chromium is found; elsewhere those that are there st
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import re
 import shutil
 import sys
 import tempfile
@@ -57,6 +59,18 @@ def circles_of(demo: Path) -> Panels:
     return Panels(panels, columns=3, panel_size=(3.6, 3.7))
 
 
+def draw_derivation() -> None:
+    """The pictures of docs/derivation.md, by the code that stands there; the gallery has drawn those with its names."""
+    text = (DOCS / "derivation.md").read_text(encoding="utf-8")
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        for code in re.findall(r"^```python\n(.*?)^```$", text, flags=re.M | re.S):
+            if '.save("derivation-' in code:
+                exec(compile(code, "derivation.md", "exec"), {})
+        for made in Path().glob("derivation-*.svg"):
+            shutil.copyfile(made, FOLDER / made.name)
+            print(made.stem, flush=True)
+
+
 def photograph(demo: Path | None) -> None:
     """The explorer, and the demo's page and report if they are there, at the size of a desk and of a phone."""
     program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -89,6 +103,7 @@ def photograph(demo: Path | None) -> None:
 if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)
     draw()
+    draw_derivation()
     demo = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else None
     if demo is not None:
         circles_of(demo).save(FOLDER / "demo.svg")

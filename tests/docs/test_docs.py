@@ -134,9 +134,10 @@ def test_blocks_are_found():
     assert sum(block.path.name == "questions.md" for block in BLOCKS) >= 15
 
 
-def test_every_question_shows_its_answer():
-    """Each section of questions.md has one block, and the block shows its output."""
-    path = ROOT / "docs/questions.md"
+@pytest.mark.parametrize("name", ["questions.md", "questions.zh.md"])
+def test_every_question_shows_its_answer(name):
+    """Each section has one block, and the block shows its output."""
+    path = ROOT / "docs" / name
     sections = re.split(r"^## ", path.read_text(encoding="utf-8"), flags=re.M)[1:]
     for section in sections:
         languages = [language for language, *_ in fences(section)]

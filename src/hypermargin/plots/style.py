@@ -56,6 +56,7 @@ DARK = Look(
 DASHES = "-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)), (0, (9, 3))
 SIZE, DPI = (6.4, 4.4), 150
 ENDINGS = "png", "svg", "pdf"
+NOTEBOOK_DPI = 80  # small: notebooks hold their pictures as text
 
 
 def look(ax: Axes) -> Look:
@@ -117,6 +118,13 @@ class Display:
         for left_out in (r"<style>@media.*?</style>", r"<metadata>.*?</metadata>"):
             text = re.sub(left_out, "", text, count=1, flags=re.DOTALL)
         return text.replace("<svg", f'<svg role="img" aria-label="{escape(title)}"', 1)
+
+    def _repr_png_(self) -> bytes:
+        """Return the picture as a notebook shows it where it is the last line of a cell."""
+        file = io.BytesIO()
+        figure = self._figure(dark=False)
+        figure.savefig(file, format="png", dpi=NOTEBOOK_DPI, facecolor=figure.get_facecolor())
+        return file.getvalue()
 
     def _figure(self, dark: bool, size: tuple[float, float] | None = None) -> Figure:
         ax = new_axes(size or self.size, dark=dark)

@@ -1,0 +1,105 @@
+"""The site: every page has a place, every link leads somewhere, and no public name is left out of the reference."""
+
+import importlib
+import importlib.util
+import inspect
+import re
+
+import pytest
+
+from docs.site import markdown, notebooks, pages, reference
+
+REFERENCE = reference.reference()
+
+
+def test_every_page_has_one_place():
+    listed = [source for files in pages.order().values() for source in files]
+    assert sorted([pages.HOME, *listed]) == pages.sources()
+    assert len({pages.address(source) for source in pages.sources()}) == len(pages.sources())
+
+
+def test_a_page_that_nobody_ordered_comes_last(monkeypatch):
+    """Whoever adds a page need not know of the site."""
+    new = ["docs/integrations/new.md", "docs/unheard-of.md"]
+    known = sorted([*pages.sources(), *new])
+    monkeypatch.setattr(pages, "sources", lambda: known)
+    sections = pages.order()
+    assert "docs/integrations/new.md" in sections["Use"]
+    assert list(sections)[-1] == pages.REST
+    assert "docs/unheard-of.md" in sections[pages.REST]
+    assert '"unheard-of.md"' in pages.navigation([])
+
+
+def test_a_wrong_name_in_the_order_is_named(monkeypatch):
+    monkeypatch.setattr(pages, "_settings", lambda: {"sections": {"Use": ["docs/trianing.md"]}, "titles": {}})
+    with pytest.raises(ValueError, match=r"'Use': docs/trianing\.md is no page"):
+        pages.order()
+
+
+@pytest.mark.parametrize("source", pages.sources())
+def test_links_lead_to_pages_of_the_site(source, tmp_path):
+    text = (pages.ROOT / source).read_text(encoding="utf-8")
+    if source.endswith(".ipynb"):
+        text = notebooks.as_markdown(text, tmp_path / "page.md")
+    _, files = markdown.page(text, source)
+    assert all((pages.ROOT / file).is_file() for file in files)
+
+
+def test_what_a_page_becomes():
+    text = (
+        "# A\n<!-- goes on -->\n```python\n[x](nowhere.md)\n```\nwords:\n- one, see [q](questions.md#a)\n- two\n\n"
+        "[![E](pictures/explorer.png)](seeing.md) <!-- the explorer -->\n[r](../README.md) [w](https://a.b/c.md)\n"
+    )
+    made, files = markdown.page(text, "docs/index.md")
+    assert "goes on" not in made
+    assert "[x](nowhere.md)" in made  # code is left alone
+    assert "words:\n\n- one, see [q](questions.md#a)\n- two" in made
+    assert 'src="explorer.html"' in made
+    assert "[r](readme.md) [w](https://a.b/c.md)" in made
+    assert files == set()
+    assert markdown.page("![p](../benchmarks/results/successors.png)", "docs/x.md")[1] == {
+        "benchmarks/results/successors.png"
+    }
+    with pytest.raises(markdown.BrokenLinkError, match=r"docs/x\.md: nowhere\.md leads nowhere"):
+        markdown.page("[x](nowhere.md)", "docs/x.md")
+
+
+@pytest.mark.parametrize("name", ["", *reference.public_modules()])
+def test_every_public_name_is_in_the_reference_and_explained(name):
+    module = importlib.import_module(f"hypermargin.{name}".rstrip("."))
+    page = REFERENCE[f"{name or 'index'}.md"]
+    names = [each for each in reference.public_names(module) if not inspect.ismodule(getattr(module, each))]
+    missing = [each for each in names if f"{{ #{reference.anchor(module, each)} }}" not in page]
+    assert not missing
+    assert module.__doc__
+    values = {each: getattr(module, each) for each in names}
+    kinds = {each: v for each, v in values.items() if inspect.isclass(v) or inspect.isfunction(v)}
+    silent = [each for each, v in kinds.items() if not (reference._own_doc(v) if inspect.isclass(v) else v.__doc__)]
+    assert not silent, "give these a docstring, or a name with an underscore"
+
+
+def test_the_reference_says_what_python_says():
+    page = REFERENCE["margins.md"]
+    assert "class ArcFace(m: float = 0.5, beyond: str = 'smooth')" in page
+    assert "| `m` | [0, 3.142) | Radians." in page
+    assert "Inherits from [`Margin`](margins.md#hypermargin.margins.Margin)." in page
+    assert "def " not in page.split("```")[1]
+    index = REFERENCE["index.md"]
+    assert "[`hypermargin.margins`](margins.md): The margins ψ" in index
+    assert " at 0x" not in "".join(REFERENCE.values())  # an address: another one in every run
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("zensical") is None, reason="needs the docs extra")
+def test_the_site_is_built_and_fetches_nothing(tmp_path):
+    site = importlib.import_module("docs.site.__main__")
+    html = site.build(tmp_path / "site")
+    for source in pages.sources():
+        assert (html / pages.address(source)).with_suffix(".html").exists()
+    margins = (html / "api" / "margins.html").read_text(encoding="utf-8")
+    assert 'id="hypermargin.margins.ArcFace"' in margins
+    assert '<html lang="zh-CN"' in (html / "derivation.zh.html").read_text(encoding="utf-8")
+    for page in html.rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        fetched = re.findall(r"<(?:script|img|iframe|link)\b[^>]*?(?:src|href)=[\"']?(https?:[^\"' >]+)", text)
+        assert not fetched, f"{page.name} fetches {fetched}"
