@@ -81,8 +81,11 @@ def named(name: str) -> Margin:
             )
         return FAMILY[name].margin
     if name not in margins.names():
-        known = [*margins.names(), *(head for head, recipe in FAMILY.items() if recipe.unit_features)]
-        raise ValueError(f"unknown margin or head {name!r}.{checks.near(name, known)}")
+        of_heads = (head for head, recipe in FAMILY.items() if recipe.unit_features)
+        known = list(dict.fromkeys((*margins.names(), *of_heads)))
+        raise ValueError(
+            f"unknown margin or head {name!r}.{checks.near(name, known)} There are {', '.join(known)}."
+        )
     return margins.get(name)()
 
 
