@@ -12,6 +12,7 @@ from hypermargin.advise.bands import band_width, equivalent_margin
 from hypermargin.margins import (
     AdaFace,
     ArcFace,
+    Combined,
     CosFace,
     DynArcFace,
     ElasticArcFace,
@@ -123,6 +124,8 @@ def _narrowed(usual: Margin, phi: float) -> Margin:
             return _largest(lambda share: replace(usual, m=usual.zero + share * (m - usual.zero)), phi)
         case MagFace(l_m=short, u_m=long):
             return _largest(lambda share: replace(usual, l_m=share * short, u_m=share * long), phi)
+        case Combined(m1=m1, m2=m2, m3=m3):
+            return _largest(lambda share: Combined(1 + share * (m1 - 1), share * m2, share * m3), phi)
         case X2Softmax(k=k):
             return _largest(lambda share: replace(usual, k=1 + share * (k - 1)), phi)
     return usual
