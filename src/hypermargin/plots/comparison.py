@@ -67,11 +67,12 @@ class HeadsNumberDisplay(Display):
             line = stroke(self.places.get(head, row), ax)
             colour, mark = line["color"], line.get("marker", "o")
             if len(values) > 1:
-                ax.plot(values, np.full(len(values), row), "|", color=look(ax).ink, markersize=9, alpha=0.7)
+                for value in values:  # lines, no markers: a page can show those in its own colours
+                    ax.plot((value, value), (row - 0.2, row + 0.2), color=look(ax).ink, linewidth=1.1)
                 reach = float(values.std(ddof=1))
                 ends = values.mean() - reach, values.mean() + reach
                 ax.plot(ends, (row, row), color=colour, linewidth=3.5, alpha=0.5, solid_capstyle="butt")
-            ax.plot(values.mean(), row, mark, color=colour, markersize=8)
+            ax.plot(values.mean(), row, mark, color=colour, markersize=8, markeredgewidth=0)
         ax.set_yticks(range(len(order)), order)
         ax.set_ylim(-0.6, len(order) - 0.4)
         ax.xaxis.set_major_locator(MaxNLocator(5))

@@ -74,7 +74,7 @@ def stroke_of(k: int, look: Look) -> dict[str, Any]:
     colours = look.cycle
     again = k // len(colours)
     dashes = DASHES[(k + again) % len(DASHES)]
-    marks = {"marker": MARKS[again % len(MARKS)], "markevery": 0.15, "markersize": 5}
+    marks = {"marker": MARKS[again % len(MARKS)], "markevery": 0.15, "markersize": 5, "markeredgewidth": 0}
     return {"color": colours[k % len(colours)], "linestyle": dashes, **(marks if again else {})}
 
 

@@ -31,6 +31,8 @@ WIDE = (
     '<p class="scrolls" hidden>The table is wider than this window: scroll it sideways →</p>'
     '<div class="wide" role="region" aria-label="table, scrolls sideways" tabindex="0">'
 )
+SHAPES = {"s": "M13.6 1.6h6.8v6.8h-6.8z", "^": "M17 .8l4 7.4h-8z", "D": "M17 .2l4.8 4.8-4.8 4.8-4.8-4.8z"}
+MOST_WIDE = 4.4  # inches
 SMALL = (4.2, 3.4)  # inches, of a picture that stands in a row
 
 
@@ -153,6 +155,7 @@ def _fixed(text: str) -> str:
         (" ↑", "\u00a0↑"),
         (" ↓", "\u00a0↓"),
         ("1e-", "1e\u2011"),
+        ("rank-1", "rank\u20111"),
     ):
         text = text.replace(loose, kept)
     return escape(text)
@@ -195,7 +198,7 @@ def _swatch(k: int) -> str:
     unit = {"-": "", "--": "5 3", "-.": "7 2 2 2", ":": "2 2"}
     dashes = line["linestyle"]
     array = unit[dashes] if isinstance(dashes, str) else " ".join(f"{1.7 * each:g}" for each in dashes[1])
-    mark = f'<circle cx="17" cy="5" r="3.4" style="fill: {line["color"]}"/>' if line.get("marker") else ""
+    mark = f'<path d="{SHAPES[line["marker"]]}" style="fill: {line["color"]}"/>' if "marker" in line else ""
     return (
         '<span class="picture swatch"><svg width="34" height="10" viewBox="0 0 34 10" aria-hidden="true">'
         f'<path d="M0 5H34" fill="none" stroke-width="2.4" stroke-dasharray="{array}" '
@@ -246,11 +249,17 @@ def _top(row: Row | None) -> str:
 def _grid(rows: Iterable[Row]) -> str:
     cards = (
         f"<div><h3>{escape(row.title)}</h3><p>{escape(row.words)}</p>"
-        + "".join(_picture(Framed(display), row.title) for display in row.displays.values())
+        + "".join(_picture(Framed(d), row.title, size=_readable(d)) for d in row.displays.values())
         + "</div>"
         for row in rows
     )
     return f'<div class="pairs">{"".join(cards)}</div>'
+
+
+def _readable(display: Display) -> tuple[float, float]:
+    """Return a size at which the words of a picture can be read on a phone."""
+    wide, high = display.size
+    return min(wide, MOST_WIDE), max(high * min(1, MOST_WIDE / wide), 3.6)
 
 
 def _row(row: Row) -> str:

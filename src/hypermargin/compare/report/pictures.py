@@ -62,7 +62,7 @@ def summary(found: Comparison) -> Row | None:
     values = {head: list(cell.values.values()) for head, cell in found.table[measure.key].items()}
     side = "further right is better" if measure.better > 0 else "further left is better"
     words = f"Each stroke is a seed, the dot their mean, the bar one standard deviation either way; {side}."
-    display = HeadsNumberDisplay(values, f"{measure.title}, {measure.unit}", measure.better, places(found))
+    display = HeadsNumberDisplay(values, measure.title, measure.better, places(found))
     return Row(f"{measure.title[0].upper()}{measure.title[1:]} of every head", words, {"": display})
 
 
@@ -87,7 +87,7 @@ def together(found: Comparison) -> list[Row]:
         eers = {head: (cell.mean, cell.text(eer)) for head, cell in cells.items()}
         words = "Mean over seeds of both errors; further down and left is better. Dots: the EER of the table."
         rows.append(Row("DET", words, {"": HeadsDetDisplay(roc, eers)}))
-    rows += _psi(found, first)
+    rows += _psi_rows(first, places(found))
     if lengths:
         words = "Heads with free weights can give a class more room by a longer weight, instead of by angle."
         display = WeightsDisplay(lengths, dict.fromkeys(lengths, False), title="", places=places(found))
@@ -95,7 +95,7 @@ def together(found: Comparison) -> list[Row]:
     return rows
 
 
-def _psi(found: Comparison, first: Mapping[str, dict[str, Any]]) -> list[Row]:
+def _psi_rows(first: Mapping[str, dict[str, Any]], number: Mapping[str, int]) -> list[Row]:
     """Draw ψ and its slope, a line for all heads that have the same."""
     heads: dict[Margin, list[str]] = {}
     for head, about in first.items():
@@ -104,7 +104,6 @@ def _psi(found: Comparison, first: Mapping[str, dict[str, Any]]) -> list[Row]:
         return []
     drawn = PsiDisplay.of(list(heads))
     lines = list(zip(heads.values(), drawn.curves, strict=True))
-    number = places(found)
     values = {", ".join(names): (number[names[0]], curve.values) for names, curve in lines}
     slopes = {", ".join(names): (number[names[0]], curve.slopes) for names, curve in lines}
     words = "As trained: what each margin makes of the target's cosine."
