@@ -60,7 +60,7 @@ def circles_of(demo: Path) -> Panels:
 
 
 def draw_derivation() -> None:
-    """The pictures of docs/derivation.md, by the code that stands there; the gallery has drawn those with its names."""
+    """The pictures of docs/derivation.md that the gallery lacks, by the code that stands there."""
     text = (DOCS / "derivation.md").read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         for code in re.findall(r"^```python\n(.*?)^```$", text, flags=re.M | re.S):

@@ -16,7 +16,7 @@ from hypermargin.head import MarginHead
 from hypermargin.margins import Margin
 from hypermargin.recipes import FAMILY, VERSIONS, Recipe, named
 from hypermargin.rules import SOFTMAX
-from hypermargin.settings import STATE, HeadOverrides, HeadSettings, setting_names, unknown_setting
+from hypermargin.settings import STATE, HeadOverrides, HeadSettings, UnknownSettingError, setting_names
 from hypermargin.views import View
 
 
@@ -49,7 +49,7 @@ def head_settings(
     """Return the settings of such a head, checked, and the arguments of `MarginHead` that are its state."""
     if name not in FAMILY:
         known = ", ".join(FAMILY)
-        raise ValueError(f"unknown head {name!r}; the family has {known}.{checks.near(name, FAMILY)}")
+        raise ValueError(f"unknown head {name!r}.{checks.near(name, FAMILY)} The family has {known}.")
     name, given = named(name, overrides)
     recipe = FAMILY[name]
     own_parts = {"margin": recipe.margin, "rule": recipe.rule, "view": recipe.view}
@@ -70,7 +70,7 @@ def head_settings(
     of_head = ["margin", *setting_names()]
     for key, value in given.items():
         if key not in of_parts and key not in of_head:
-            raise unknown_setting(name, key, value, [*of_parts, *of_head])
+            raise UnknownSettingError(name, key, value, [*of_parts, *of_head])
     changes = {key: value for key, value in given.items() if key in of_head and key not in STATE}
     if isinstance(given.get("scale"), str):  # a rule sets s, so the recipe must not learn it as well
         changes = {"learn_scale": False, "scale_floor": None} | changes

@@ -24,7 +24,7 @@ from hypermargin.parallel import PartialFC, Sampled, Shard
 from hypermargin.rules import SOFTMAX, Rule
 from hypermargin.schedule import Adjustment, Schedule, checked_schedules, combined
 from hypermargin.scores import Scores, adacos_step, logits, scores
-from hypermargin.settings import HeadSettings, Scale, setting_names, unknown_setting
+from hypermargin.settings import HeadSettings, Scale, UnknownSettingError, setting_names
 from hypermargin.terms import RowTerm, checked_terms
 from hypermargin.views import AS_THEY_ARE, View, Viewed
 
@@ -112,7 +112,7 @@ class MarginHead(nn.Module):
         **unknown: Any,
     ) -> None:
         if unknown:
-            raise unknown_setting("MarginHead", *next(iter(unknown.items())), allowed=setting_names())
+            raise UnknownSettingError("MarginHead", *next(iter(unknown.items())), allowed=setting_names())
         super().__init__()
         checks.count("classes", classes)
         self.settings = HeadSettings(

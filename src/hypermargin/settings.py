@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypedDict
 
@@ -243,13 +244,21 @@ OTHER_NAMES = {
 }  # fmt: skip
 
 
-def unknown_setting(who: str, key: str, value: object, allowed: list[str]) -> TypeError:
-    """Return the error for an argument that does not exist, which says what was probably meant."""
-    known = OTHER_NAMES.get(key)
-    if known is None:
-        hint = checks.near(key, allowed)
-    elif known in allowed:
-        hint = f" It is called {known} here: {known}={value!r}."
-    else:
-        hint = f" Here it is {known}."
-    return TypeError(f"{who} has no setting {key!r}; it takes {', '.join(allowed)}.{hint}")
+class UnknownSettingError(TypeError):
+    """An argument that does not exist; the message says what was probably meant."""
+
+    def __init__(self, who: str, key: str, value: object, allowed: Sequence[str]) -> None:
+        known = OTHER_NAMES.get(key)
+        if known is None:
+            hint = checks.near(key, allowed)
+        elif known in allowed:
+            hint = f" It is called {known} here: {known}={value!r}."
+        else:
+            hint = f" Here it is {known}."
+        super().__init__(f"{who} has no setting {key!r}.{hint} It takes {', '.join(allowed)}.")
+        self.who, self.key, self.value, self.allowed = who, key, value, allowed
+
+    def without(self, names: Container[str]) -> UnknownSettingError:
+        """Return the same where some of the others are not allowed either."""
+        left = [name for name in self.allowed if name not in names]
+        return UnknownSettingError(self.who, self.key, self.value, left)

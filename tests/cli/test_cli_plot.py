@@ -51,7 +51,7 @@ def test_the_explorer_is_its_page(run, tmp_path):
         (["psi", "--out", "psi.bmp"], "--out must end in .png, .svg, .pdf; got 'psi.bmp'"),
         (["explorer", "--out", "explorer.png"], "--out must end in .html; got 'explorer.png'"),
         (["psi", "--margins", "arcfase"], "there is no margin or head 'arcfase'. Did you mean 'arcface'?"),
-        (["psi", "--margins", "arcface:k=1"], "arcface has no 'k'; it takes m, beyond."),
+        (["psi", "--margins", "arcface:k=1"], "arcface has no 'k'. It takes m, beyond."),
         (["psi", "--margins", "cosface:m=7"], "CosFace(m=…) must lie in [0, 2); got 7."),
         (["features", "--run", "nowhere"], "nowhere"),
         (["nothing"], "nothing"),

@@ -1,8 +1,13 @@
 """A complaint of the library, raised under a command, names the flags of that command."""
 
+import ast
+import re
+from pathlib import Path
+
 import pytest
 from typer.main import get_command
 
+import hypermargin
 from hypermargin.cli import app
 from hypermargin.cli._app import in_flags
 
@@ -55,8 +60,8 @@ def test_every_parameter_of_every_command(command):
         ("train", "pairs: there is no file x.bin", "--verify: there is no file x.bin"),
         (
             "train",
-            "arcface has no setting 'x'; it takes m, unit_weight",
-            "arcface has no setting 'x'; it takes m, unit_w",
+            "arcface has no setting 'x'. It takes m, unit_weight",
+            "arcface has no setting 'x'. It takes m, unit_w",
         ),
     ],
 )
@@ -80,3 +85,36 @@ def test_from_the_command_line(run, tmp_path, arguments, wanted):
     assert code == 2
     assert wanted in err
     assert "(m=…)" not in err
+
+
+def said_in(file):
+    """Every text that an error, or a line for the user, is made of; what is filled in is `word`."""
+    for call in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if not isinstance(call, ast.Call):
+            continue
+        name = getattr(call.func, "id", getattr(call.func, "attr", ""))
+        if not name.endswith("Error") and name not in ("say", "tell"):
+            continue
+        parts = {id(part) for f in ast.walk(call) if isinstance(f, ast.JoinedStr) for part in f.values}
+        for text in ast.walk(call):
+            if isinstance(text, ast.JoinedStr):
+                yield "".join(part.value if isinstance(part, ast.Constant) else "word" for part in text.values)
+            elif isinstance(text, ast.Constant) and isinstance(text.value, str) and id(text) not in parts:
+                yield text.value
+
+
+SAID = sorted({text for path in Path(hypermargin.__file__).parent.rglob("*.py") for text in said_in(path)})
+# Of functions that no command calls, and numbers of heads as the command line has them too.
+ELSEWHERE = re.compile(r"needs counts=, the number|without optimizer=|\bm=0\.\d|give class_counts, the")
+
+
+@pytest.mark.parametrize("command", ALL)
+def test_no_message_answers_in_arguments_of_python(command):
+    """on_bad="skip" is --on-bad skip wherever the command has such a flag: in every message of the library."""
+    assert len(SAID) > 500
+    for text in SAID:
+        if ELSEWHERE.search(text):
+            continue
+        said = in_flags(text, ALL[command])
+        for each in ALL[command]:
+            assert not re.search(rf"(?<![\w-])(?<!--set ){each.name}=", said), said

@@ -26,6 +26,7 @@ from hypermargin.compare.measure import trained_margin
 from hypermargin.compare.numbers import MEASURES, chance, column, table
 from hypermargin.compare.plan import Run
 from hypermargin.compare.reading import reading
+from hypermargin.compare.report.pictures import side_by_side, together
 from hypermargin.margins import ArcFace, SphereFace
 from hypermargin.schedule import MarginWarmup
 from hypermargin.training import Config, RunError
@@ -162,7 +163,7 @@ def numbers_of(folder):
     """What must not depend on how often a comparison was stopped."""
     found = json.loads((folder / "comparison.json").read_text(encoding="utf-8"))["runs"]
     return {
-        (head, seed): {k: v for k, v in about["numbers"].items() if k not in ("seconds", "bytes")}
+        (head, seed): {k: v for k, v in about["numbers"].items() if k not in ("cpu", "bytes")}
         for head, seeds in found.items()
         for seed, about in seeds.items()
     }
@@ -223,7 +224,7 @@ def test_a_comparison_grows_but_does_not_change(done, tmp_path):
     ("arguments", "complaint"),
     [
         (["--head", "arcfase"], "arcface"),
-        (["--head", "cosface:m=3"], r"CosFace\(m=…\) must lie in \[0, 2\); got 3"),
+        (["--head", "cosface:m=3"], r"--head cosface:m=3: m must lie in \[0, 2\); got 3"),
         (["--head", "arcface:k=3"], "k"),
         (["--head", "arcface", "--head", "arcface"], "--head must differ; got 'arcface' twice"),
         (["--seeds", "0"], "seeds must be at least 1; got 0"),
@@ -295,9 +296,7 @@ def test_equal_heads_are_seldom_told_apart(heads, seeds):
 
 
 def words_of(failed=(), **values):
-    measured = {
-        head: {k: {"eer": v, "seconds": 1.0} for k, v in enumerate(found)} for head, found in values.items()
-    }
+    measured = {head: {k: {"eer": v, "cpu": 1.0} for k, v in enumerate(found)} for head, found in values.items()}
     return reading(table(measured), dict(failed))
 
 
@@ -351,6 +350,10 @@ def test_the_report_in_a_browser(done, browser, tmp_path):
         page.locator("#play").click()
         expect(page.locator("#play")).to_have_text("Play")  # it has come to the end
         assert picture.evaluate("c => c.toDataURL()") == last
+        kept = done.arrays(done.plan.plane_runs(done.folder)[0])
+        for epoch, right in enumerate(kept["right"]):  # the caption is of the epoch that is shown
+            page.locator("#epoch").fill(str(epoch))
+            expect(page.locator("[data-right='0']")).to_have_text(f": {100 * right:.1f} % right")
         ground = "getComputedStyle(document.querySelector('.report')).backgroundColor"
         ink = "getComputedStyle(document.querySelector('#side svg [style*=\"stroke: #222222\"]')).stroke"
         seen = []
@@ -358,8 +361,25 @@ def test_the_report_in_a_browser(done, browser, tmp_path):
             page.locator("#theme").select_option(theme)
             seen.append((page.evaluate(ground), page.evaluate(ink)))
         assert seen == [("rgb(255, 255, 255)", "rgb(34, 34, 34)"), ("rgb(20, 23, 28)", "rgb(232, 232, 232)")]
-    with opened(browser, text, tmp_path, size=PHONE) as page:
-        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    for size, scrolls in ((PHONE, True), ((900, 1000), True), ((1920, 1080), False)):
+        with opened(browser, text, tmp_path, size=size) as page:
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+            assert page.locator("#table .scrolls").is_visible() == scrolls
+            box = page.locator("#words svg").first.bounding_box()
+            assert box["y"] + min(box["height"], 200) < size[1]  # a picture without scrolling
+
+
+def test_the_pictures_say_what_the_table_says(done):
+    rows = {row.title: row for row in together(done)}
+    cells = done.table["eer"]
+    assert rows["DET"].displays[""].eers == {h: (c.mean, c.text(BY_KEY["eer"])) for h, c in cells.items()}
+    for row in side_by_side(done):
+        assert len({(each.xlim, each.ylim) for each in row.displays.values()}) == 1
+
+
+def test_time_on_the_wall_is_no_finding(done):
+    assert "seconds" not in done.table
+    assert not any("took" in sentence for sentence in done.sentences)
 
 
 def test_a_comparison_is_read_back(done):

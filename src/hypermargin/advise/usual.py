@@ -12,6 +12,7 @@ from hypermargin.advise.bands import band_width, equivalent_margin
 from hypermargin.margins import (
     AdaFace,
     ArcFace,
+    Combined,
     CosFace,
     DynArcFace,
     ElasticArcFace,
@@ -81,8 +82,11 @@ def named(name: str) -> Margin:
             )
         return FAMILY[name].margin
     if name not in margins.names():
-        known = [*margins.names(), *(head for head, recipe in FAMILY.items() if recipe.unit_features)]
-        raise ValueError(f"unknown margin or head {name!r}.{checks.near(name, known)}")
+        of_heads = (head for head, recipe in FAMILY.items() if recipe.unit_features)
+        known = list(dict.fromkeys((*margins.names(), *of_heads)))
+        raise ValueError(
+            f"unknown margin or head {name!r}.{checks.near(name, known)} There are {', '.join(known)}."
+        )
     return margins.get(name)()
 
 
@@ -120,6 +124,8 @@ def _narrowed(usual: Margin, phi: float) -> Margin:
             return _largest(lambda share: replace(usual, m=usual.zero + share * (m - usual.zero)), phi)
         case MagFace(l_m=short, u_m=long):
             return _largest(lambda share: replace(usual, l_m=share * short, u_m=share * long), phi)
+        case Combined(m1=m1, m2=m2, m3=m3):
+            return _largest(lambda share: Combined(1 + share * (m1 - 1), share * m2, share * m3), phi)
         case X2Softmax(k=k):
             return _largest(lambda share: replace(usual, k=1 + share * (k - 1)), phi)
     return usual

@@ -35,6 +35,8 @@ from hypermargin.cli import (  # noqa: F401  # importing a command registers it
     verify,
 )
 from hypermargin.cli._app import app
+from hypermargin.cli._flags import list_of_heads
+from hypermargin.cli._help import listing
 
 
 def main() -> None:
@@ -49,6 +51,10 @@ def main() -> None:
         # typer carries its own copy of click or uses the real one, by version; both errors look like this.
         if not hasattr(error, "format_message"):
             raise
-        typer.echo(f"hypermargin: error: {' '.join(error.format_message().split())}", err=True)
+        # What the library says of a value names it; "Invalid value: " before it would only be noise.
+        message = " ".join(error.format_message().split()).removeprefix("Invalid value: ")
+        typer.echo(f"hypermargin: error: {message}", err=True)
+        if getattr(error, "option_name", "") == "--head":  # given without a name
+            typer.echo(listing(list_of_heads()), err=True)
         code = 2
     sys.exit(code)

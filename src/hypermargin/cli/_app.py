@@ -10,14 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
+from hypermargin.cli._help import App
 from hypermargin.version import __version__
 
-app = typer.Typer(
-    name="hypermargin",
-    add_completion=False,
-    rich_markup_mode=None,  # plain help: the same in a terminal, a pipe and a log
-    pretty_exceptions_enable=False,
-)
+app = App(name="hypermargin")
 
 
 ALLOW_OLDER = "If the checkpoint is damaged, take the newest that is whole, and say so."
@@ -59,18 +55,24 @@ def in_flags(text: str, parameters: Sequence[Any]) -> str:
     for ours, theirs in (("out", "path"), ("head", "heads"), ("verify", "pairs")):
         if ours in flags:
             flags.setdefault(theirs, flags[ours])
+    text = re.sub(r"[\w.]+=[\w.…]* \((--[\w-]+[^()]*)\)", r"\1", text)  # workers=0 (--workers 0)
+    text = re.sub(r" \([^()]*\bin Python\b[^()]*\)", "", text)  # what those write who call the function
     if "force" in flags:
-        text = text.replace("replace=True (--force)", flags["force"]).replace("replace=True", flags["force"])
+        text = text.replace("replace=True", flags["force"])
     if "set" in flags:  # of the head, and of its margin
         flags = {name: f"--set {name}" for name in (*OF_A_HEAD, "m", "m1", "m2", "m3")} | flags
     if "m" in flags:
         text = re.sub(r"^(?:set: )?\w+\((m\d?)=…\) must", r"\1 must", text)  # ArcFace(m=…)
+    if "head" in flags:
+        text = re.sub(r"\b[A-Z]\w+\((\w+)=…\)", r"\1", text)  # of what the head is made
     for name, flag in flags.items():
         bare = rf"(?<![\w\-./'\",:]){name}"
-        text = re.sub(rf"^{name}(?= must\b| takes\b| needs\b| and [\w\-]+ both| = |: |\[)", flag, text)
-        text = re.sub(rf"(?<= and ){name}(?= both)|{bare}(?= = )|{bare}=True\b", flag, text)
+        text = re.sub(rf"^{name}(?= must\b| takes\b| needs\b| '| and [\w\-]+ both| = |: |\[)", flag, text)
+        text = re.sub(rf"(?<= and ){name}(?= both)|(?<=needs ){name}(?=[,:])|{bare}(?= = )", flag, text)
         if flag.startswith("--set "):
+            text = re.sub(rf"{bare}=(?=\S)", f"{flag}=", text) if name in OF_A_HEAD else text
             continue
+        text = re.sub(rf"{bare}=True\b", flag, text)
         text = re.sub(rf"{bare}=(['\"]?)(\w+)\1", rf"{flag} \2", text)
         if "_" in name:
             text = re.sub(rf"{bare}(?![\w\-/(=])(?!\.\w)", flag, text)

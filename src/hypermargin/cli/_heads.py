@@ -202,7 +202,7 @@ def read_counts(path: Path) -> Tensor:
 
     found = read_arrays(path)
     if isinstance(found, dict) or found.dtype.kind not in "iuf" or found.ndim != 1:
-        raise ValueError(f"{path}: expected a .npy file with one number a class.")
+        raise ValueError(f"{path}: expected a .npy file with one number per class.")
     return torch.from_numpy(found.astype("float64"))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from hypermargin.cli._app import app, complaint, plain_errors
-from hypermargin.cli._flags import add_command, flag, given_settings, setting_flags
+from hypermargin.cli._flags import add_command, flag, given_settings, list_of_heads, setting_flags
 from hypermargin.cli._tables import Section, show
 
 if TYPE_CHECKING:
@@ -103,17 +104,18 @@ def _flags() -> list[inspect.Parameter]:
     from hypermargin.compare.plan import HEADS, OWN
 
     heads = f"a head, like arcface:m=0.3; repeatable  [default: {', '.join(HEADS)}]"
+    own = functools.partial(flag, group="Command")
     return [
-        flag("head", list[str] | None, heads),
-        flag("seeds", int | None, "runs of each head  [default: 3]"),
-        flag("plane", int | None, "epochs of a run in two dimensions, for pictures; 0: none  [default: 30]"),
-        flag("jobs", int | None, "runs at a time  [default: one per core; on a GPU one]"),
-        flag("out", Path | None, "the comparison's folder; default comparisons/DATA"),
-        flag("config", Path | None, "a TOML file of settings; heads, seeds and plane may stand there too"),
-        flag("resume", bool, "go on with the comparison in --out; with --head or --seeds, add to it", False),
-        flag("trust", bool, "with --resume: import the code that the comparison names (MODULE:FUNCTION)", False),
+        own("head", list[str] | None, heads),
+        own("seeds", int | None, "runs of each head  [default: 3]"),
+        own("plane", int | None, "epochs of a run in two dimensions, for pictures; 0: none  [default: 30]"),
+        own("jobs", int | None, "runs at a time  [default: one per core; on a GPU one]"),
+        own("out", Path | None, "the comparison's folder; default comparisons/DATA"),
+        own("config", Path | None, "a TOML file of settings; heads, seeds and plane may stand there too"),
+        own("resume", bool, "go on with the comparison in --out; with --head or --seeds, add to it", False),
+        own("trust", bool, "with --resume: import the code that the comparison names (MODULE:FUNCTION)", False),
         *(each for each in setting_flags() if each.name not in OWN),
     ]
 
 
-add_command(app, "compare", ABOUT, run, _flags())
+add_command(app, "compare", ABOUT, run, _flags(), list_of_heads())

@@ -9,6 +9,8 @@ import typer
 
 from hypermargin.cli._app import app, plain_errors
 
+MOST_LISTED = 20  # unreadable samples, of which a folder may hold thousands
+
 
 @app.command()
 def data(
@@ -19,7 +21,12 @@ def data(
     labels_key: Annotated[str | None, typer.Option(help="Name of the labels in an npz file.")] = None,
     levels: Annotated[int | None, typer.Option(help="How many folders name an identity.", min=1)] = None,
     on_bad: Annotated[str, typer.Option(help="error, or skip to list unreadable samples instead.")] = "error",
-    check: Annotated[bool, typer.Option("--check", help="Decode every image, to find the unreadable.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Decode every image and list all that are unreadable.")
+    ] = False,
+    bad_list: Annotated[
+        Path | None, typer.Option(help=f"With --check: write all of them as .csv, not the first {MOST_LISTED}.")
+    ] = None,
     picture: Annotated[Path | None, typer.Option(help="Write a picture of some samples (png, jpg).")] = None,
     out: Annotated[Path | None, typer.Option(help="Write everything as one .npz file.")] = None,
     workers: Annotated[int, typer.Option(help="Processes that decode.", min=0)] = 2,
@@ -29,23 +36,35 @@ def data(
     \b
     Examples:
       hypermargin data glyphs --picture glyphs.png
-      hypermargin data photos/ --check --on-bad skip
+      hypermargin data photos/ --check
+      hypermargin data photos/ --check --bad-list unreadable.csv
       hypermargin data faces/train.rec --size 112 --out faces.npz
     """
     from hypermargin.common.text import say
     from hypermargin.data import decode_once, open_data
-    from hypermargin.data.describe import montage, save_npz, summary
-    from hypermargin.files import replacing
+    from hypermargin.data.describe import montage, save_npz, summary, write_bad
+    from hypermargin.files import free_path, replacing
 
     with plain_errors():
         if out is not None and out.suffix != ".npz":
             raise ValueError(f"--out must end in .npz; got {out}.")
+        if picture is not None and picture.suffix.lower() not in (".png", ".jpg", ".jpeg"):
+            raise ValueError(f"--picture must end in .png or .jpg; got {picture}.")
+        if bad_list is not None:
+            check = True
+            free_path("--bad-list", bad_list, (".csv",), replace=True)
+        # To find all that is unreadable, the first must not stop it; what is written keeps to on_bad.
+        strict = on_bad == "error" and check
+        if strict and out is None:
+            on_bad = "skip"
         found = open_data(
             what, size=size, color=color, samples_key=samples_key, labels_key=labels_key, levels=levels,
             on_bad=on_bad, say=say,
         )  # fmt: skip
         if check or out is not None:
             found = decode_once(found, memory=float("inf"), workers=workers, on_bad=on_bad, say=say)
+        if bad_list is not None:
+            write_bad(found.bad, bad_list)
         try:
             if picture is not None:
                 from PIL import Image
@@ -56,7 +75,12 @@ def data(
                 save_npz(found, out)
         except OSError as error:
             raise ValueError(str(error)) from None
-    for name, text in [("data", found.name), *summary(found)]:
+    for name, text in [("data", found.name), *summary(found, MOST_LISTED)]:
         typer.echo(f"{name:<12} {text}")
-    for path in filter(None, (picture, out)):
+    for path in filter(None, (picture, out, bad_list)):
         typer.echo(f"{'written':<12} {path}")
+    if check and not found.bad:
+        typer.echo(f"{'checked':<12} all {len(found):,} samples can be read")
+    elif strict and found.bad:
+        typer.echo("hypermargin: training stops at these; --on-bad skip leaves them out.", err=True)
+        raise typer.Exit(1)

@@ -41,6 +41,8 @@ def export(
 
     options: Any = {"format": format, "dtype": dtype, "which": which, "allow_older": allow_older}
     with plain_errors():
+        if not run.is_dir():
+            raise ValueError(f"there is no folder {run}.")
         path = out or run / f"model{ENDINGS.get(format, '')}"
         try:
             done = write(run, path, with_head=with_head, trust=trust, replace=force, **options)

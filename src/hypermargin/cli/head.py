@@ -10,6 +10,7 @@ import typer
 from hypermargin.cli import _heads
 from hypermargin.cli._app import ALLOW_OLDER, app
 from hypermargin.cli._heads import Shared, complaints, finish, listed, put, read, rows_of, say, table, with_shared
+from hypermargin.cli._help import App
 from hypermargin.cli._tables import show
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 ABOUT = "Heads in files: look at their classes, add, remove and merge them, carry them between libraries."
 ALL_PAIRS = 50_000  # classes, up to which comparing all with all takes some ten seconds
-head = typer.Typer(help=ABOUT, no_args_is_help=True, rich_markup_mode=None)
+head = App(help=ABOUT, no_args_is_help=True)
 app.add_typer(head, name="head")
 
 Files = Annotated[

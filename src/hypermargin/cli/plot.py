@@ -11,6 +11,7 @@ import typer
 
 from hypermargin.cli._app import app, plain_errors
 from hypermargin.cli._flags import add_command, flag
+from hypermargin.cli._help import App
 from hypermargin.plots.catalogue import Picture, pictures
 
 ABOUT = """Pictures: curves, decision boundaries, spheres, what a run has learned, and an interactive page.
@@ -26,7 +27,7 @@ Examples:
   hypermargin plot features --run runs/digits --out features.gif
   hypermargin plot explorer --out explorer.html
 """
-plots = typer.Typer(invoke_without_command=True, help=ABOUT, add_completion=False, rich_markup_mode=None)
+plots = App(invoke_without_command=True, help=ABOUT)
 
 
 @plots.callback()
@@ -103,7 +104,8 @@ def _add(picture: Picture) -> None:
         shown = ", ".join(map(str, default)) if isinstance(default, list | tuple) else default
         if shown not in (None, ""):
             words += f"  [default: {shown}]"
-        flags.append(flag(name, kind | None, words))  # None: the picture's own default
+        spelt = f"--{name}/--no-{name}" if default is True else ""
+        flags.append(flag(name, kind | None, words, spelt=spelt))  # None: the picture's own default
     add_command(plots, picture.name, picture.about, draw, flags)
 
 

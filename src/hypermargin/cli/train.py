@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from hypermargin.cli._app import app, complaint, plain_errors
-from hypermargin.cli._flags import add_command, flag, given_settings, setting_flags
+from hypermargin.cli._flags import add_command, flag, given_settings, list_of_heads, setting_flags
 
 if TYPE_CHECKING:
     from hypermargin.evaluate import Thresholds
@@ -142,20 +144,19 @@ def _new_folder(settings: Config) -> Path:
     return Path("runs") / next(n for n in names if n not in taken)
 
 
-add_command(
-    app,
-    "train",
-    ABOUT,
-    run,
-    [
-        flag("config", Path | None, "a TOML file of settings"),
-        flag("out", Path | None, "the run's folder; default runs/DATA-HEAD"),
-        flag("resume", bool, "go on with the run in --out, if there is one", False),
-        flag("trust", bool, "with --resume: import the code that the run names (MODULE:FUNCTION)", False),
-        flag("quiet", bool, "only the result", False),
-        flag("report", bool, "end with report.html  [default: report]", True, spelt="--report/--no-report"),
-        flag("images", bool, "with small pictures in it  [default: images]", True, spelt="--images/--no-images"),
-        flag("live", bool, "show the run in a browser of this machine while it trains", False),
+def _flags() -> list[inspect.Parameter]:
+    own = functools.partial(flag, group="Command")
+    return [
+        own("config", Path | None, "a TOML file of settings"),
+        own("out", Path | None, "the run's folder; default runs/DATA-HEAD"),
+        own("resume", bool, "go on with the run in --out, if there is one", False),
+        own("trust", bool, "with --resume: import the code that the run names (MODULE:FUNCTION)", False),
+        own("quiet", bool, "only the result", False),
+        own("report", bool, "end with report.html  [default: report]", True, spelt="--report/--no-report"),
+        own("images", bool, "with small pictures in it  [default: images]", True, spelt="--images/--no-images"),
+        own("live", bool, "show the run in a browser of this machine while it trains", False),
         *setting_flags(),
-    ],
-)
+    ]
+
+
+add_command(app, "train", ABOUT, run, _flags(), list_of_heads())

@@ -144,6 +144,7 @@ def _plane(folder: Path, parts: Parts) -> tuple[Numbers, Arrays]:
             [np.zeros((0, 2)) if f.prototypes is None else f.prototypes.numpy() for f in frames]
         ),
         "labels": frames[0].labels[rows],
+        "right": np.array([frame.right for frame in frames], float),
         "names": np.array(parts.trained.classes),
     }
     return {"accuracy": _accuracy(parts)}, arrays

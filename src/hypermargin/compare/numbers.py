@@ -39,7 +39,7 @@ MEASURES = (
     Measure("intra", "within", "mean angle of genuine pairs", 0, 1, "°", 1),
     Measure("inter", "between", "mean angle of impostor pairs", 0, 1, "°", 1),
     Measure("met", "margin met", "training samples that meet the margin they were trained with", 0, 100, "%", 1),
-    Measure("seconds", "time", "training, wall clock of its process", 0, 1, "s", 1),
+    Measure("cpu", "CPU time", "of training, all threads; a busy machine lengthens it", 0, 1, "s", 1),
     Measure("bytes", "memory", "the most its process held", 0, 1e-6, "MB", 0),
 )  # fmt: skip
 

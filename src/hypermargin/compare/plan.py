@@ -84,7 +84,7 @@ class Plan:
                 )
         for head in self.heads:
             name, overrides = parse_call(head, "--head")
-            check_overrides(name, overrides)  # an error in it should come now, not from every run
+            check_overrides(name, overrides, f"--head {head}")  # an error in it should come now, not from every run
             if isinstance(rule := self.settings.get("class_margins"), str):
                 check_class_margins(name, rule, overrides)
         slugs = [slug(head) for head in self.heads]

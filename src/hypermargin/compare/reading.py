@@ -18,7 +18,7 @@ def reading(found: Table, failed: Mapping[str, str]) -> list[str]:
     if main in found:
         said.append(_ranking(BY_KEY[main], found[main]))
         said += [_other(BY_KEY[key], found[key]) for key in QUALITY if key in found and key != main]
-    said += [*_angles(found), *_promise(found), *_cost(found)]
+    said += [*_angles(found), *_promise(found)]
     if failed:
         runs = "1 run failed" if len(failed) == 1 else f"{len(failed)} runs failed"
         said.append(
@@ -99,7 +99,3 @@ def _promise(found: Table) -> list[str]:
         f"Fewer than half of the training samples meet the margin with {parts}: it asks for more than was learned "
         "in this budget. More epochs, or a smaller m, would show which of the two is to blame."
     ]
-
-
-def _cost(found: Table) -> list[str]:
-    return [f"Training took {_range(BY_KEY['seconds'], found['seconds'])}."] if "seconds" in found else []

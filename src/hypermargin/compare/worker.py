@@ -5,7 +5,7 @@ FOLDER/
   …              a run, as `hypermargin train` leaves it
   job.json       what to do
   output.txt     what it said
-  spent.json     what training took: seconds over all sittings, and the most bytes of any
+  spent.json     what training took: processor seconds over all sittings, and the most bytes of any
   measures.json  the numbers of the table; with arrays.npz, what the pictures show
   failed.json    why it failed, if it did
 """
@@ -37,12 +37,12 @@ def work(folder: Path) -> int:
         config, trust = from_dict(job["config"]), bool(job["trust"])
         if not (folder / "result.json").exists():
             _wait_until_free(folder)
-            before, started = _spent(folder), time.monotonic()
+            before, started = _spent(folder), time.process_time()
             try:
                 train(config, folder, resume=True, trust=trust)
             finally:
-                seconds = before["seconds"] + time.monotonic() - started
-                now = {"seconds": seconds, "bytes": max(before["bytes"], float(_peak_bytes()))}
+                seconds = before["cpu"] + time.process_time() - started
+                now = {"cpu": seconds, "bytes": max(before["bytes"], float(_peak_bytes()))}
                 write_text(folder / "spent.json", json.dumps(now))
         if not trust:
             check_code(folder, config)  # of a run that was trained already
@@ -60,9 +60,8 @@ def work(folder: Path) -> int:
 def _spent(folder: Path) -> dict[str, float]:
     """Return what was spent by all sittings but those that were killed."""
     path = folder / "spent.json"
-    if not path.exists():
-        return {"seconds": 0.0, "bytes": 0.0}
-    return {name: float(value) for name, value in json.loads(path.read_text(encoding="utf-8")).items()}
+    found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return {name: float(found.get(name, 0.0)) for name in ("cpu", "bytes")}
 
 
 def _wait_until_free(folder: Path) -> None:

@@ -164,7 +164,10 @@ class _Archive(NamedTuple):
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise DataError(f"{where}: unknown compression. Write it with np.savez or np.savez_compressed.")
         if info.file_size > self.memory_limit:
-            raise DataError(f"{where}: {info.file_size} bytes, more than memory_limit={self.memory_limit}.")
+            raise DataError(
+                f"{where}: it has {info.file_size:,} bytes, and more than {self.memory_limit:,} are not read. Save "
+                "less in one file, or raise the limit (memory_limit= in Python)."
+            )
         with self.archive.open(info) as stream:
             shape, columns_first, dtype = _header(stream)
             if dtype.hasobject or dtype.fields is not None or dtype.subdtype is not None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import csv
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from hypermargin.common.arrays import Array
-from hypermargin.data.base import TEST, TRAIN, VALIDATION, Data, DataError
+from hypermargin.data.base import TEST, TRAIN, VALIDATION, Bad, Data, DataError
 from hypermargin.files import replacing
 
 
-def summary(data: Data) -> list[tuple[str, str]]:
-    """Describe data for a person, as pairs of name and value."""
+def summary(data: Data, most: int | None = None) -> list[tuple[str, str]]:
+    """Describe data for a person, as pairs of name and value; of what was left out the first `most`."""
     counts = np.bincount(data.labels)
     kind = "vectors" if len(data.shape) == 1 else "images"
     dtype = data.samples.dtype if isinstance(data.samples, np.ndarray) else "uint8, in files"
@@ -35,8 +37,18 @@ def summary(data: Data) -> list[tuple[str, str]]:
     alone = int((counts == 1).sum())
     if alone:
         lines.append(("note", f"identities with one sample only, which cannot be verified: {alone:,}"))
-    lines += [("left out", str(bad)) for bad in data.bad]
+    lines += [("left out", str(bad)) for bad in data.bad[:most]]
+    if most is not None and len(data.bad) > most:
+        lines.append(("left out", f"{len(data.bad) - most:,} more, {len(data.bad):,} in all"))
     return lines
+
+
+def write_bad(bad: Sequence[Bad], path: Path) -> None:
+    """Write what was left out, and why, as a .csv file with the columns file and why."""
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+        lines = csv.writer(file, lineterminator="\n")
+        lines.writerow(("file", "why"))
+        lines.writerows(bad)
 
 
 def montage(data: Data, rows: int = 8, columns: int = 12, seed: int = 0) -> Array:

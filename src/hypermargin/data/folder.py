@@ -25,7 +25,7 @@ from hypermargin.data.images import (
 
 PARTS = {"train": TRAIN, "test": TEST, "val": VALIDATION, "valid": VALIDATION, "validation": VALIDATION}
 CODES = {"0": TRAIN, "1": TEST, "2": VALIDATION}
-LAYOUT = "Expected: one sub-folder an identity, as in alice/1.jpg, or such folders below train/ and test/."
+LAYOUT = "Expected: one sub-folder per identity, as in alice/1.jpg, or such folders below train/ and test/."
 
 
 class FileImages(Encoded):

@@ -42,9 +42,9 @@ def batches(labels: Rows, sampling: str, batch: int, *, seed: int, epoch: int, p
     P = batch // per_identity
     if not 1 <= P <= C or batch % per_identity:
         raise ValueError(
-            f'sampling="identities" takes batch/per_identity different identities per batch; got batch = {batch}, '
-            f"per_identity = {per_identity} and {C} identities. Make batch a multiple of per_identity, at most "
-            f"{C * per_identity}."
+            f'sampling="identities" takes batch / per_identity different identities per batch; got '
+            f"batch = {batch}, per_identity = {per_identity} and {C} identities. Make batch a multiple "
+            f"of per_identity, at most {C * per_identity}."
         )
     each = C // P  # batches in one turn through the identities; who is left over differs from turn to turn
     wanted = max(1, len(labels) // batch)

@@ -45,8 +45,8 @@ def to_linear(head: MarginHead) -> nn.Linear:
     refuse_centers(head, "the logit of a class is its nearest center's, which no linear layer computes")
     if head.settings.unit_features:
         raise ValueError(
-            "head has unit_features=True, and an nn.Linear does not normalise its input. Write the rows alone with "
-            "heads.write(head, path), or use head.logits."
+            "head has unit_features=True, and an nn.Linear does not normalise its input. Write the rows alone, "
+            "--to npy (heads.write in Python; head.logits computes the logits)."
         )
     weight = unit(head.weight) if head.settings.unit_weight else head.weight
     linear = nn.Linear(head.dim, head.classes, head.bias is not None, weight.device, weight.dtype)

@@ -36,6 +36,7 @@ class AnglesDisplay(Display):
     rival: Floats
     against: str = "prototype"
     title: str = "Angles"
+    until: int | None = None  # degrees: where the axis ends, if others beside it must end there too
 
     @classmethod
     def of(
@@ -73,6 +74,8 @@ class AnglesDisplay(Display):
     @property
     def end(self) -> int:
         """The degrees, a multiple of 15, below which 97 % of either kind lie: where the picture ends."""
+        if self.until is not None:
+            return self.until
         most = max(float(np.quantile(angles, 0.97)) for angles in (self.own, self.rival))
         return min(180, STEP * (int(most / STEP) + 1))
 

@@ -83,7 +83,7 @@ def read_margin(text: str) -> Margin:
     for key in numbers:
         if key not in known:
             takes = ", ".join(known) or "nothing"
-            raise ValueError(f"{name} has no {key!r}; it takes {takes}.{checks.near(key, known)}")
+            raise ValueError(f"{name} has no {key!r}.{checks.near(key, known)} It takes {takes}.")
     found: Margin = dataclasses.replace(kinds[name], **numbers)
     return found
 

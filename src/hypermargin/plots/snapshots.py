@@ -17,7 +17,7 @@ from hypermargin.data.base import Rows
 from hypermargin.head import MarginHead
 from hypermargin.numerics import unit
 from hypermargin.training import CheckpointError, Config, RunError, checkpoint, load, train
-from hypermargin.training.evaluation import PARTS, Parts, features_of, open_parts
+from hypermargin.training.evaluation import PARTS, Parts, classify, features_of, open_parts
 from hypermargin.training.run import restore
 
 MOST = 20_000  # samples: enough for any picture
@@ -32,6 +32,7 @@ class Snapshot:
     labels      (N,) rows of the prototypes; identities of the data where the head does not know them
     prototypes  (C, d) class weights as the head uses them, unit if it makes them so; None in an open set
     classes     names of the labels 0, 1, …
+    right       the share of the samples that the head gives to their own class; None in an open set
     """
 
     name: str
@@ -40,6 +41,7 @@ class Snapshot:
     labels: Rows
     prototypes: Tensor | None
     classes: tuple[str, ...]
+    right: float | None = None
 
 
 def snapshots(
@@ -116,7 +118,8 @@ def _look(parts: Parts, part: str, name: str, step: int) -> Snapshot:
         return Snapshot(name, step, features, labels, None, tuple(parts.data.classes))
     targets = parts.split.targets(labels)
     prototypes = effective(head) if head.settings.centers.count == 1 else None  # else no row stands for its class
-    return Snapshot(name, step, features, targets, prototypes, parts.trained.classes)
+    right = classify(parts.trained, features, targets).accuracy
+    return Snapshot(name, step, features, targets, prototypes, parts.trained.classes, right)
 
 
 def effective(head: MarginHead) -> Tensor:

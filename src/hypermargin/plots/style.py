@@ -10,7 +10,7 @@ import io
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from html import escape
 from pathlib import Path
@@ -54,6 +54,7 @@ DARK = Look(
     "#4c9fe0", "#ff8a4c", "#2fc796", "#eaa4cb", "#ffb834", "#9bd6fb", "#f7ee83",
 )  # fmt: skip
 DASHES = "-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)), (0, (9, 3))
+MARKS = "", "s", "^", "D"
 SIZE, DPI = (6.4, 4.4), 150
 ENDINGS = "png", "svg", "pdf"
 NOTEBOOK_DPI = 80  # small: notebooks hold their pictures as text
@@ -65,6 +66,20 @@ def look(ax: Axes) -> Look:
 
     red, green, blue = to_rgb(ax.get_figure(root=True).get_facecolor())  # type: ignore[union-attr]  # on a figure
     return LIGHT if 0.3 * red + 0.6 * green + 0.1 * blue > 0.5 else DARK
+
+
+def stroke(k: int, ax: Axes) -> dict[str, Any]:
+    """Return how line number k looks: 28 looks, any two of which differ without their colours too."""
+    return stroke_of(k, look(ax))
+
+
+def stroke_of(k: int, look: Look) -> dict[str, Any]:
+    """Return the same in the colours of a ground."""
+    colours = look.cycle
+    again = k // len(colours)
+    dashes = DASHES[(k + again) % len(DASHES)]
+    marks = {"marker": MARKS[again % len(MARKS)], "markevery": 0.15, "markersize": 5, "markeredgewidth": 0}
+    return {"color": colours[k % len(colours)], "linestyle": dashes, **(marks if again else {})}
 
 
 class Display:
@@ -171,6 +186,44 @@ class Panels(Display):
             own = figure.add_subplot(grid[divmod(k, columns)])
             own.set_prop_cycle(color=look(ax).cycle)
             self.axes_.append(panel.plot(own).ax_)
+
+
+@dataclass(eq=False)
+class Framed(Display):
+    """A picture that a page names: without a title of its own, and with the axes of those beside it."""
+
+    inner: Display
+    xlim: tuple[float, float] | None = None
+    ylim: tuple[float, float] | None = None
+
+    @property
+    def size(self) -> tuple[float, float]:  # type: ignore[override]  # the picture's
+        """The size of the picture."""
+        return self.inner.size
+
+    def draw(self, ax: Axes) -> None:
+        """Draw the picture, then set its axes."""
+        self.inner.plot(ax)
+        ax.set_title("", loc="left")
+        if self.xlim is not None:
+            ax.set_xlim(self.xlim)
+        if self.ylim is not None:
+            ax.set_ylim(self.ylim)
+
+
+def framed(displays: Mapping[str, Display]) -> dict[str, Framed]:
+    """Give pictures that stand side by side the same axes: the least that show all of each."""
+    axes = [display.plot().ax_ for display in displays.values()]
+    x, y = ([limit for ax in axes for limit in limits(ax)] for limits in (_xlim, _ylim))
+    return {name: Framed(each, (min(x), max(x)), (min(y), max(y))) for name, each in displays.items()}
+
+
+def _xlim(ax: Axes) -> tuple[float, float]:
+    return ax.get_xlim()
+
+
+def _ylim(ax: Axes) -> tuple[float, float]:
+    return ax.get_ylim()
 
 
 def need_matplotlib() -> None:

@@ -148,6 +148,7 @@ class ScoresDisplay(Display):
     impostor: Counts
     thresholds: Mapping[str, float] = field(default_factory=dict)
     unit: str = "cosine"
+    per: float | None = None  # shares within so much of the axis, whatever the bins: those of others compare
 
     @classmethod
     def of(
@@ -172,6 +173,8 @@ class ScoresDisplay(Display):
             (self.genuine, "genuine", look(ax).blue),
         ):
             share = counts / max(1, counts.sum())
+            if self.per is not None:
+                share = share * self.per / np.diff(self.edges)
             ax.stairs(share, self.edges, fill=True, alpha=0.35, color=colour)
             ax.stairs(share, self.edges, linewidth=1.4, color=colour, label=f"{name}, {counts.sum():,} pairs")
         for k, (what, score) in enumerate(self.thresholds.items()):
@@ -184,7 +187,8 @@ class ScoresDisplay(Display):
             )
         ax.yaxis.set_major_formatter(FuncFormatter(lambda share, _: percent(share)))
         ax.set_ylim(bottom=0)
-        dress(ax, xlabel=self.unit, ylabel="share of its pairs", title="Scores")
+        within = "" if self.per is None else f" in {self.per:g}"
+        dress(ax, xlabel=self.unit, ylabel=f"share of its pairs{within}", title="Scores")
         columns = 2 if len(self.thresholds) > 1 else 1
         legend(ax, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=columns)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hypermargin.common.arrays import Floats, Values, to_numpy
-from hypermargin.plots.style import DASHES, Display, dress, legend, look
+from hypermargin.plots.style import Display, dress, legend, stroke
 from hypermargin.recipes import FAMILY
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ class WeightsDisplay(Display):
     unit: Mapping[str, bool]
     counts: Floats | None = None
     title: str = "Lengths of the class weights"
+    places: Mapping[str, int] = field(default_factory=dict)  # of heads whose lines look alike in several pictures
 
     size = 6.4, 4.6
 
@@ -75,16 +76,16 @@ class WeightsDisplay(Display):
         """Draw the lengths, longest first, or over the number of samples."""
         from matplotlib.ticker import MaxNLocator
 
-        colours = look(ax).cycle
         for k, (name, length) in enumerate(self.lengths.items()):
             few = len(length) <= 100
             x = np.arange(1, len(length) + 1) if self.counts is None else self.counts
             y = np.sort(length)[::-1] if self.counts is None else length
-            line = DASHES[k % len(DASHES)] if self.counts is None else ""
-            ax.plot(
-                x, y, color=colours[k % len(colours)], linestyle=line, linewidth=1.5, label=self.words(name),
-                marker=MARKERS[k % len(MARKERS)] if few or self.counts is not None else "", markersize=5,
-            )  # fmt: skip
+            line = stroke(self.places.get(name, k), ax)
+            if name not in self.places and (few or self.counts is not None):
+                line |= {"marker": MARKERS[k % len(MARKERS)], "markevery": 1, "markersize": 5}
+            if self.counts is not None:
+                line |= {"linestyle": "", "markevery": 1}
+            ax.plot(x, y, linewidth=1.5, label=self.words(name), **line)
         ax.set_ylim(0, 1.08 * max(float(length.max()) for length in self.lengths.values()))
         ax.xaxis.set_major_locator(MaxNLocator(8, integer=True))
         xlabel = "classes, longest weight first" if self.counts is None else "training samples of the class"

@@ -95,7 +95,7 @@ class Config:
         None, "a run, or a file of tensors (pt, pth, ckpt, safetensors), whose network to start from"
     )
     init_head: bool = setting(False, "with init, a run on the same classes: take its class vectors too")
-    head: str = setting("arcface", "a head of the family, see hypermargin.list_heads()")
+    head: str = setting("arcface", "a head of the family; they are listed at the end of this help")
     set: dict[str, Any] = setting({}, "an override of the head, like m=0.4 or scale=32; repeatable")
     settings: str = setting(
         "advised", "s and m not set: by the advisor, or the paper's", choices=("advised", "paper")
@@ -208,7 +208,7 @@ class Config:
             value = checked(field.name, getattr(self, field.name), HINTS[field.name], field.metadata)
             object.__setattr__(self, field.name, value)
         if self.init_head and self.init is None:
-            raise ValueError("init_head needs init, the run whose class vectors to start from.")
+            raise ValueError("init_head needs init: the run whose class vectors to start from.")
         check_overrides(self.head, self.set)
         check_class_margins(self.head, self.class_margins, self.set)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from hypermargin import checks
 from hypermargin.common.text import first_line, parse_call
 from hypermargin.family import head_settings
 from hypermargin.schedule import Alternation, LambdaAnnealing, MarginWarmup, Schedule
+from hypermargin.settings import UnknownSettingError
 from hypermargin.training.by_counts import BY_CLASS, placeholder
 from hypermargin.training.values import check_plain
 
@@ -36,23 +38,25 @@ RESERVED = {
 }
 
 
-def check_overrides(head: str, overrides: Mapping[str, Any]) -> None:
-    """Require overrides that a head of that name has, with values that it allows."""
+def check_overrides(head: str, overrides: Mapping[str, Any], where: str = "set") -> None:
+    """Require overrides that a head of that name has, with values that it allows; `where` they were given."""
     for name in overrides.keys() & RESERVED.keys():
-        raise ValueError(f"set: {name} is not an override of a head. {RESERVED[name]}.")
+        raise ValueError(f"{where}: {name} is not an override of a head. {RESERVED[name]}.")
     for name in overrides.keys() & set(BY_CLASS):
         given = overrides[name]
         rows = given if isinstance(given, list) else [given, None]
         flat = [n for row in rows for n in (row if isinstance(row, list) else [row])]
         if not all(isinstance(n, int | float) and not isinstance(n, bool) for n in flat):
             raise TypeError(
-                f"set: {name} must be a list with the numbers of each class; got {checks.shown(given)}."
+                f"{where}: {name} must be a list with the numbers of each class; got {checks.shown(given)}."
             )
     try:
         plain = {name: value for name, value in overrides.items() if name not in BY_CLASS}
         head_settings(head, 2, 2, plain | placeholder(head, 2))
+    except UnknownSettingError as error:
+        raise TypeError(f"{where}: {error.without({*RESERVED, *BY_CLASS})}") from None
     except (ValueError, TypeError) as error:
-        raise type(error)(f"{error}" if str(error).startswith("unknown head") else f"set: {error}") from None
+        raise type(error)(f"{error}" if str(error).startswith("unknown head") else f"{where}: {error}") from None
 
 
 def read_schedules(texts: Sequence[str]) -> list[Schedule] | None:
@@ -72,7 +76,17 @@ def read_schedules(texts: Sequence[str]) -> list[Schedule] | None:
             continue
         checks.one_of("schedule", name, ("paper", "none", *SCHEDULES))
         try:
-            found.append(SCHEDULES[name](**settings))
+            found.append(_schedule(name, settings))
         except (TypeError, ValueError) as error:
             raise ValueError(f"schedule {checks.shown(text)}: {first_line(error)}") from None
     return found
+
+
+def _schedule(name: str, settings: dict[str, Any]) -> Schedule:
+    known = inspect.signature(SCHEDULES[name]).parameters
+    for key in settings.keys() - known.keys():
+        raise ValueError(f"{name} has no {key!r}.{checks.near(key, known)} It takes {', '.join(known)}.")
+    missing = [key for key, each in known.items() if each.default is each.empty and key not in settings]
+    if missing:
+        raise ValueError(f"{name} needs {' and '.join(missing)}, as in {name}:{missing[0]}=100.")
+    return SCHEDULES[name](**settings)

@@ -92,12 +92,19 @@ class About:
         )
 
 
+def _missing(path: Path) -> RunError:
+    """Return the error for a file that every run has."""
+    if not path.parent.exists():
+        return RunError(f"there is no folder {path.parent}.")
+    return RunError(f"{path.parent} is not a run: {path.name} is missing.")
+
+
 def read_json(path: Path) -> Any:
     """Read a JSON file of a run."""
     try:
         return plain.read_json(path)
     except FileNotFoundError:
-        raise RunError(f"{path.parent} is not a run: {path.name} is missing.") from None
+        raise _missing(path) from None
     except ValueError as error:
         raise RunError(f"{path} is damaged: {error}.") from None
 
@@ -170,7 +177,7 @@ def read_split(path: Path, samples: int, classes: int) -> Split:
             if not fits:
                 raise ValueError(f"{name} is not what a split of {samples:,} samples has")
     except FileNotFoundError:
-        raise RunError(f"{path.parent} is not a run: {path.name} is missing.") from None
+        raise _missing(path) from None
     except Exception as error:  # zipfile, zlib and numpy have many words for a broken file
         raise RunError(f"{path} is damaged: {error}.") from None
     return Split(**{**parts, "open_set": bool(parts["open_set"])})
@@ -260,12 +267,14 @@ def load(
     about = About.read(folder)
     config = read_config(folder)
     if network is None and about.network is not None:
-        raise RunError(f"{folder} was trained with a network of your own ({about.network}); give it as network=.")
+        raise RunError(
+            f"{folder} was trained with a network of your own ({about.network}), which only Python "
+            "can give: hypermargin.load(folder, network=…)."
+        )
     code = None if network is not None or trust else code_in(config.model, config.model_set)
     if code is not None:
         raise RunError(
-            f"{folder} names {code}. If you know it, add --trust (trust=True in Python), or give the network as "
-            "network=."
+            f"{folder} names {code}. If you know it, add --trust (trust=True in Python; or give network=)."
         )
     place = find_device(device) if isinstance(device, str) else device
     said: list[str] = []
@@ -315,8 +324,8 @@ def find(
     said = list(dict.fromkeys(text.removesuffix(checkpoint.GOING_BACK) for text in said))
     if said and not allow_older:
         raise checkpoint.CheckpointError(
-            f"{' '.join(said)} Step {found.step} is whole. To use that, load with allow_older=True; evaluate, "
-            f"embed, verify, export and head take --allow-older. To train on from it: train --out {folder} "
+            f"{' '.join(said)} Step {found.step} is whole. To use that, add --allow-older (allow_older=True in "
+            f"Python; plot and compare take none). To train on from it: train --out {folder} "
             "--resume."
         )
     for text in said:

@@ -17,6 +17,8 @@ def first_weights(network: nn.Module, init: Path) -> dict[str, Tensor]:
     """Read the network's weights of a run, or of a file."""
     if init.is_file():
         return part_for(network, read_state(init))
+    if not init.exists():
+        raise ValueError(f"init: there is no run and no file {init}.")
     return find(init, "best").weights("network")
 
 

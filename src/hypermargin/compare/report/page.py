@@ -11,12 +11,13 @@ from typing import Any
 
 from hypermargin.common.environment import now, versions
 from hypermargin.compare.numbers import MEASURES
-from hypermargin.compare.report.pictures import Row, plane, side_by_side, together, trained_margin
+from hypermargin.compare.report.pictures import Row, places, plane, side_by_side, summary, together, trained_margin
 from hypermargin.compare.results import Comparison
 from hypermargin.files import write_text
+from hypermargin.margins import number_fields
 from hypermargin.plots import Display, explorer
 from hypermargin.plots.html import as_json
-from hypermargin.plots.style import recoloured
+from hypermargin.plots.style import LIGHT, Framed, recoloured, stroke_of
 from hypermargin.training.config import Config, from_dict, read_toml
 
 MARKS = {
@@ -25,6 +26,13 @@ MARKS = {
 }
 
 
+# A table that may be wider than its place; the script shows the note where it is.
+WIDE = (
+    '<p class="scrolls" hidden>The table is wider than this window: scroll it sideways →</p>'
+    '<div class="wide" role="region" aria-label="table, scrolls sideways" tabindex="0">'
+)
+SHAPES = {"s": "M13.6 1.6h6.8v6.8h-6.8z", "^": "M17 .8l4 7.4h-8z", "D": "M17 .2l4.8 4.8-4.8 4.8-4.8-4.8z"}
+MOST_WIDE = 4.4  # inches
 SMALL = (4.2, 3.4)  # inches, of a picture that stands in a row
 
 
@@ -38,8 +46,9 @@ def page(found: Comparison) -> str:
     name = _name(found)
     css, body, script = explorer.parts()
     moving = plane(found)
+    first = summary(found)
     sections = [
-        _section("words", "In plain words", _list(found.sentences)),
+        _section("words", "In plain words", f'<div class="top">{_list(found.sentences)}{_top(first)}</div>'),
         _section("table", "The table", _table(found) + _failures(found)),
         _section("heads", "All heads", _grid(together(found))),
         _section("plane", "In two dimensions", _plane(found, moving)) if moving else "",
@@ -111,12 +120,12 @@ def _summary(found: Comparison) -> str:
     if not data:
         return "No run has finished."
     train, test = data["parts"]["train"], data["parts"]["test"]
-    whom = "other identities, never trained," if data["open_set"] else "the same classes"
+    whom = f"{test[1]:,} other identities, never trained," if data["open_set"] else "the same classes"
     config = _decided(found)
     seeds = "1 seed" if found.plan.seeds == 1 else f"{found.plan.seeds} seeds"
     epochs = "1 epoch" if config.epochs == 1 else f"{config.epochs} epochs"
     return (
-        f"{train[0]:,} samples of {train[1]:,} identities to train, {test[0]:,} of {test[1]:,} {whom} to test "
+        f"{train[0]:,} samples of {train[1]:,} identities to train, {test[0]:,} of {whom} to test "
         f"(first seed). {seeds} of each head, {epochs}, batches of {config.batch}, "
         f"{config.dim} dimensions. {now()[:10]}."
     )
@@ -146,6 +155,7 @@ def _fixed(text: str) -> str:
         (" ↑", "\u00a0↑"),
         (" ↓", "\u00a0↓"),
         ("1e-", "1e\u2011"),
+        ("rank-1", "rank\u20111"),
     ):
         text = text.replace(loose, kept)
     return escape(text)
@@ -169,15 +179,30 @@ def _table(found: Comparison) -> str:
             mark = f' <span class="mark {cell.mark}" title="{why}">{sign}</span>' if sign else ""
             cells.append(f'<td class="{cell.mark}">{_fixed(cell.text(measure, unit=False))}{mark}</td>')
         runs = f"{len(found.measured[head])}/{found.plan.seeds}"
-        body.append(f'<tr><th scope="row">{escape(head)}</th><td>{runs}</td>{"".join(cells)}</tr>')
+        name = f'<th scope="row">{_swatch(places(found)[head])}{escape(head)}</th>'
+        body.append(f"<tr>{name}<td>{runs}</td>{''.join(cells)}</tr>")
     notes = "".join(f"<dt>{escape(m.title)}</dt><dd>{escape(m.about)}</dd>" for m in measures)
     return (
-        f'<div class="wide"><table><thead><tr><th scope="col">head</th><th scope="col">runs</th>{top}</tr></thead>'
+        f'{WIDE}<table><thead><tr><th scope="col">head</th><th scope="col">runs</th>{top}</tr></thead>'
         f"<tbody>{''.join(body)}</tbody></table></div>"
         "<p>Mean ± standard deviation over seeds. ↑ more is better, ↓ less. "
         '<span class="mark best">best</span> ahead of every other head by more than the noise; '
         '<span class="mark level">≈</span> not told apart from the best mean.</p>'
         f"<details><summary>What the columns mean</summary><dl>{notes}</dl></details>"
+    )
+
+
+def _swatch(k: int) -> str:
+    """Return the line of a head in the pictures, for the table."""
+    line = stroke_of(k, LIGHT)
+    unit = {"-": "", "--": "5 3", "-.": "7 2 2 2", ":": "2 2"}
+    dashes = line["linestyle"]
+    array = unit[dashes] if isinstance(dashes, str) else " ".join(f"{1.7 * each:g}" for each in dashes[1])
+    mark = f'<path d="{SHAPES[line["marker"]]}" style="fill: {line["color"]}"/>' if "marker" in line else ""
+    return (
+        '<span class="picture swatch"><svg width="34" height="10" viewBox="0 0 34 10" aria-hidden="true">'
+        f'<path d="M0 5H34" fill="none" stroke-width="2.4" stroke-dasharray="{array}" '
+        f'style="stroke: {line["color"]}"/>{mark}</svg></span>'
     )
 
 
@@ -209,14 +234,28 @@ def _picture(display: Display, title: str, caption: str = "", size: tuple[float,
     return f'<figure class="picture">{below}{display.inline(title, size=size)}</figure>'
 
 
+def _top(row: Row | None) -> str:
+    """Return the picture that a reader sees first."""
+    if row is None:
+        return ""
+    pictures = "".join(_picture(Framed(display), row.title, row.title) for display in row.displays.values())
+    return f"<div>{pictures}<p>{escape(row.words)}</p></div>"
+
+
 def _grid(rows: Iterable[Row]) -> str:
     cards = (
         f"<div><h3>{escape(row.title)}</h3><p>{escape(row.words)}</p>"
-        + "".join(_picture(display, row.title) for display in row.displays.values())
+        + "".join(_picture(Framed(d), row.title, size=_readable(d)) for d in row.displays.values())
         + "</div>"
         for row in rows
     )
     return f'<div class="pairs">{"".join(cards)}</div>'
+
+
+def _readable(display: Display) -> tuple[float, float]:
+    """Return a size at which the words of a picture can be read on a phone."""
+    wide, high = display.size
+    return min(wide, MOST_WIDE), max(high * min(1, MOST_WIDE / wide), 3.6)
 
 
 def _row(row: Row) -> str:
@@ -232,7 +271,7 @@ def _plane(found: Comparison, moving: list[dict[str, Any]]) -> str:
         else "the ten digits of scikit-learn, since these data have no ten classes of fifty images"
     )
     frames = "".join(
-        f"<figure><figcaption>{escape(head['head'])}: {100 * head['accuracy']:.1f} % right</figcaption>"
+        f"<figure><figcaption>{escape(head['head'])}<output data-right='{k}'></output></figcaption>"
         f'<canvas width="560" height="560" data-plane="{k}" role="img" '
         f'aria-label="features of {escape(head["head"])} in two dimensions"></canvas></figure>'
         for k, head in enumerate(moving)
@@ -250,7 +289,7 @@ def _plane(found: Comparison, moving: list[dict[str, Any]]) -> str:
 
 def _settings(found: Comparison) -> str:
     heads = "".join(
-        f'<tr><th scope="row">{escape(head)}</th><td>{escape(str(trained_margin(about)))}</td>'
+        f'<tr><th scope="row">{escape(head)}</th><td>{escape(_margin(about))}</td>'
         f"<td>{_scale(about)}</td><td>{_yes(about['head']['unit_weight'])}</td>"
         f"<td>{_yes(about['head']['unit_features'])}</td></tr>"
         for head, seeds in found.measured.items()
@@ -269,12 +308,19 @@ def _settings(found: Comparison) -> str:
     }
     rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(_plain(value))}</dd>" for name, value in lines.items())
     return (
-        '<div class="wide"><table><thead><tr><th scope="col">head</th><th scope="col">margin, as trained</th>'
+        f'{WIDE}<table><thead><tr><th scope="col">head</th><th scope="col">ψ(θ), as trained</th>'
         '<th scope="col">s</th><th scope="col">unit W</th><th scope="col">unit x</th></tr></thead>'
         f"<tbody>{heads}</tbody></table></div><dl>{rows}</dl>"
         "<p>Every run's folder beside this file holds its config.toml, with everything that was decided; "
         "comparison.json and table.csv hold every number.</p>"
     )
+
+
+def _margin(about: dict[str, Any]) -> str:
+    """Write a margin as its formula and numbers: a head may share it with another that has its name."""
+    margin = trained_margin(about)
+    numbers = {("λ" if f.name == "lam" else f.name): getattr(margin, f.name) for f in number_fields(type(margin))}
+    return "; ".join([margin.formula, *(f"{name} = {value:.4g}" for name, value in numbers.items())])
 
 
 def _scale(about: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hypermargin import margins
+from hypermargin.compare.numbers import MEASURES
 from hypermargin.compare.plan import Run
 from hypermargin.compare.pool import is_done
 from hypermargin.compare.results import Comparison
@@ -18,10 +20,17 @@ from hypermargin.margins import Margin, NoMargin
 from hypermargin.plots import Display
 from hypermargin.plots.angles import AnglesDisplay
 from hypermargin.plots.boundary import BoundaryDisplay
-from hypermargin.plots.comparison import HeadsDetDisplay, HeadsRocDisplay, TrainingAnglesDisplay
+from hypermargin.plots.comparison import (
+    HeadsDetDisplay,
+    HeadsNumberDisplay,
+    HeadsPsiDisplay,
+    HeadsRocDisplay,
+    TrainingAnglesDisplay,
+)
 from hypermargin.plots.norms import NormsDisplay
 from hypermargin.plots.psi import PsiDisplay
-from hypermargin.plots.verification import DetDisplay, ScoresDisplay
+from hypermargin.plots.style import framed
+from hypermargin.plots.verification import ScoresDisplay
 from hypermargin.plots.weights import WeightsDisplay
 
 
@@ -38,6 +47,25 @@ def trained_margin(about: dict[str, Any]) -> Margin:
     return margins.get(about["head"]["margin"])(**about["head"]["numbers"])
 
 
+def places(found: Comparison) -> dict[str, int]:
+    """Return the number of each head, by which its line looks the same in every picture."""
+    return {head: k for k, head in enumerate(found.plan.heads)}
+
+
+def summary(found: Comparison) -> Row | None:
+    """Make the picture of the number that counts most: every head, every seed."""
+    measure = next(
+        (m for key in ("accuracy", "eer") for m in MEASURES if m.key == key and key in found.table), None
+    )
+    if measure is None:
+        return None
+    values = {head: list(cell.values.values()) for head, cell in found.table[measure.key].items()}
+    side = "further right is better" if measure.better > 0 else "further left is better"
+    words = f"Each stroke is a seed, the dot their mean, the bar one standard deviation either way; {side}."
+    display = HeadsNumberDisplay(values, measure.title, measure.better, places(found))
+    return Row(f"{measure.title[0].upper()}{measure.title[1:]} of every head", words, {"": display})
+
+
 def together(found: Comparison) -> list[Row]:
     """Make the pictures that hold all heads."""
     first = {head: next(iter(seeds.values())) for head, seeds in found.measured.items() if seeds}
@@ -51,32 +79,46 @@ def together(found: Comparison) -> list[Row]:
             if not first[run.head]["head"]["unit_weight"]:
                 lengths.setdefault(run.head, kept["lengths"])
     if curves:
-        words = "Further up is better; the left end shows how a head does where false accepts must be rare."
-        rows.append(Row("ROC", words, {"": HeadsRocDisplay.of(curves)}))
-        dets = []
-        for head, seeds in curves.items():
-            far, tar, _ = seeds[0]
-            dets.append(DetDisplay(far, 1 - tar, first[head]["numbers"]["eer"], head))
-        words = "Both errors, of the first seed; further down and left is better. Dots: where they are equal."
-        rows.append(Row("DET", words, {"": HeadsDetDisplay(dets)}))
-    distinct = list(dict.fromkeys(trained_margin(about) for about in first.values()))
-    if distinct:
-        words = "What each margin makes of the target's cosine, as trained, and how steeply it falls."
-        rows.append(Row("ψ, as trained", words, {"": PsiDisplay.of(distinct)}))
+        words = "Mean and range over seeds. Further up is better; the left end shows how a head does where false "
+        roc = HeadsRocDisplay.of(curves, places(found))
+        rows.append(Row("ROC", f"{words}accepts must be rare.", {"": roc}))
+        eer = next(measure for measure in MEASURES if measure.key == "eer")
+        cells = {head: found.table["eer"][head] for head in curves}
+        eers = {head: (cell.mean, cell.text(eer)) for head, cell in cells.items()}
+        words = "Mean over seeds of both errors; further down and left is better. Dots: the EER of the table."
+        rows.append(Row("DET", words, {"": HeadsDetDisplay(roc, eers)}))
+    rows += _psi_rows(first, places(found))
     if lengths:
         words = "Heads with free weights can give a class more room by a longer weight, instead of by angle."
-        rows.append(
-            Row(
-                "Lengths of the class weights",
-                words,
-                {"": WeightsDisplay(lengths, dict.fromkeys(lengths, False), title="")},
-            )
-        )
+        display = WeightsDisplay(lengths, dict.fromkeys(lengths, False), title="", places=places(found))
+        rows.append(Row("Lengths of the class weights", words, {"": display}))
     return rows
 
 
+def _psi_rows(first: Mapping[str, dict[str, Any]], number: Mapping[str, int]) -> list[Row]:
+    """Draw ψ and its slope, a line for all heads that have the same."""
+    heads: dict[Margin, list[str]] = {}
+    for head, about in first.items():
+        heads.setdefault(trained_margin(about), []).append(head)
+    if not heads:
+        return []
+    drawn = PsiDisplay.of(list(heads))
+    lines = list(zip(heads.values(), drawn.curves, strict=True))
+    values = {", ".join(names): (number[names[0]], curve.values) for names, curve in lines}
+    slopes = {", ".join(names): (number[names[0]], curve.slopes) for names, curve in lines}
+    words = "As trained: what each margin makes of the target's cosine."
+    steep = "How hard a sample at that angle is pulled, before the softmax weighs it."
+    return [
+        Row("ψ(θ)", words, {"": HeadsPsiDisplay(drawn.theta, values, "target cosine ψ(θ)")}),
+        Row("Slope of ψ(θ)", steep, {"": HeadsPsiDisplay(drawn.theta, slopes, "slope dψ/dθ, per radian")}),
+    ]
+
+
 def side_by_side(found: Comparison) -> list[Row]:
-    """Make one picture per head, of its first seed that is done; training angles over all seeds."""
+    """Make one picture per head, of its first seed that is done; training angles over all seeds.
+
+    The pictures of a row have the same axes.
+    """
     firsts: dict[str, tuple[Run, dict[str, Any]]] = {}
     for run in found.plan.runs(found.folder):
         if run.head not in firsts and (kept := found.arrays(run)):
@@ -86,13 +128,15 @@ def side_by_side(found: Comparison) -> list[Row]:
         for about in list(seeds.values())[:1]:
             margin = trained_margin(about)
             if not isinstance(margin, NoMargin):
-                bands[head] = BoundaryDisplay.of(margin, math.pi / 2, circle=True)
+                bands[head] = BoundaryDisplay.of(margin, math.pi / 2, circle=True, title="")
     angles, scores, norms = {}, {}, {}
     for head, (_, kept) in firsts.items():
         angles[head] = AnglesDisplay(kept["own"], kept["rival"], str(kept["against"]), title="")
         thresholds = {f"threshold of the {kept['threshold_part']} part": float(kept["threshold"])}
-        scores[head] = ScoresDisplay(kept["edges"], kept["genuine"], kept["impostor"], thresholds)
+        scores[head] = ScoresDisplay(kept["edges"], kept["genuine"], kept["impostor"], thresholds, per=0.05)
         norms[head] = NormsDisplay(kept["norms"], kept["cosines"], float(kept["correlation"]))
+    end = max((each.end for each in angles.values()), default=None)
+    angles = {head: dataclasses.replace(each, until=end) for head, each in angles.items()}
     without = ", chosen without the test" if all(k["threshold_part"] != "test" for _, k in firsts.values()) else ""
     rows = [
         Row("The band between two classes 90° apart", "No sample of either class may lie in it.", bands),
@@ -102,7 +146,7 @@ def side_by_side(found: Comparison) -> list[Row]:
         Row("Scores of the test pairs", f"The line is the threshold for equal errors{without}.", scores),
         Row("Length and fit", "Does a short feature mean a poor image?", norms),
     ]  # fmt: skip
-    return [row for row in rows if row.displays]
+    return [row._replace(displays=framed(row.displays)) for row in rows if row.displays]
 
 
 def _training(found: Comparison) -> dict[str, Display]:
@@ -138,11 +182,11 @@ def plane(found: Comparison) -> list[dict[str, Any]]:
         if not kept:
             continue
         features, prototypes = kept["features"], kept["prototypes"]
-        accuracy = json.loads((run.folder / "measures.json").read_text(encoding="utf-8"))["numbers"]["accuracy"]
+        right = kept.get("right")  # 0.1 did not keep it
         heads.append(
             {
                 "head": run.head,
-                "accuracy": accuracy,
+                "right": None if right is None or not np.isfinite(right).all() else _short(right),
                 "epochs": [str(name) for name in kept["epochs"]],
                 "labels": kept["labels"].tolist(),
                 "names": [str(name) for name in kept["names"]],

@@ -92,6 +92,11 @@
     if (!data.length) return;
     const frame = Number($("epoch").value);
     $("epoch-shown").textContent = data[0].epochs[frame] ?? "";
+    document.querySelectorAll("[data-right]").forEach((place) => {
+      const right = data[Number(place.dataset.right)].right;
+      const now = right && right[Math.min(frame, right.length - 1)];
+      place.textContent = Number.isFinite(now) ? `: ${(100 * now).toFixed(1)} % right` : "";
+    });
     document.querySelectorAll("[data-plane]").forEach((canvas) => {
       const head = data[Number(canvas.dataset.plane)];
       draw(canvas, head, Math.min(frame, head.features.length - 1));
@@ -115,6 +120,13 @@
       }, 450);
     });
   }
+
+  // Where a table is wider than its place, say so.
+  const measure = () => document.querySelectorAll(".report .wide").forEach((wide) => {
+    wide.previousElementSibling.hidden = wide.scrollWidth <= wide.clientWidth + 1;
+  });
+  addEventListener("resize", measure);
+  measure();
 
   $("theme").addEventListener("change", () => {
     document.documentElement.dataset.theme = $("theme").value;
