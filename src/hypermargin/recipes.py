@@ -169,7 +169,7 @@ FAMILY: dict[str, Recipe] = {
     "modified-softmax": Recipe(
         NoMargin(), unit_features=False, scale=1.0,
         boundary="θ1 = θ2", width="0",
-        good="decides by angle; no bias towards frequent classes",
+        good="decides by angle; no class wins by a longer vector",
         bad="easy samples still grow |x| instead of turning",
         paper="Liu et al. 2017, arXiv:1704.08063",
     ),
