@@ -158,9 +158,10 @@ def margin_cross_entropy(
 ) -> Tensor:
     """Return the same loss from N×C cosines that you already have: any margin, integer labels, no one-hot.
 
-    This is the sparse AM-Softmax in a stable form: the target is masked out of the sum, whereas the usual
-    log(Z − e^T) = log Z + log(1 − exp(T − log Z)) gives negative losses and −inf.
-    A cosine resolves angles only down to √eps, so prefer `margin_softmax` where you have the features.
+    The value is that of the sparse AM-Softmax in a stable form: the target is masked out of the sum, whereas the
+    usual log(Z − e^T) = log Z + log(1 − exp(T − log Z)) gives negative losses and −inf.
+    It saves no memory: autograd keeps several N×C tensors, as it does with a one-hot matrix. Where memory counts,
+    or small angles, which a cosine resolves only down to √eps, give `margin_softmax` the features and the weight.
     """
     checks.loss_options(margin, SOFTMAX, gradient, lam, label_smoothing, reduction)
     batch = check_cosines(cosines, labels, scale, margin=margin, m=m, ignore_index=ignore_index, check=check)

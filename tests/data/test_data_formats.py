@@ -743,8 +743,7 @@ class Rows(np.ndarray):
         np.array([None]),
         np.array([print], dtype=object),
         np.zeros(2, [("a", "u1")]),
-        np.zeros((2, 2), np.uint8),
-        np.zeros((1, 3), np.uint8),
+        np.zeros((2, 2), np.uint8, order="F"),
         np.zeros((3, 1, 1), np.uint8),
         np.array(3, np.uint8),
         np.float64(1.0),
@@ -758,6 +757,16 @@ class Rows(np.ndarray):
 def test_no_other_arrays_are_read(value, protocol):
     with refused("lfw.bin: the pickle asks for ", "Only plain lists"):
         loads(pickle.dumps(value, protocol), "lfw.bin")
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_arrays_of_rows_are_read_and_are_no_encoded_images(tmp_path, protocol):
+    array = np.arange(6, dtype=np.uint8).reshape(2, 3)
+    found = loads(pickle.dumps(array, protocol), "")
+    assert (found.shape, found.raw) == ((2, 3), bytes(range(6)))
+    (tmp_path / "lfw.bin").write_bytes(pickle.dumps(([array] * 2, [True]), protocol))
+    with refused(f"{tmp_path / 'lfw.bin'}, pair 0", "not bytes but PlainArray"):
+        read_bin(tmp_path / "lfw.bin")
 
 
 def test_arrays_that_lie_are_refused():

@@ -19,7 +19,13 @@ from hypermargin.integrations.jax import margin, margin_softmax  # noqa: E402
 
 N, C, D = 12, 7, 5
 KINDS = [(kind, beyond) for kind in BEYOND for beyond in BEYOND[kind]]
-HEAD_OF = {"none": "normface", "sphereface": "a-softmax", "cosface": "cosface", "arcface": "arcface", "combined": "combined"}
+HEAD_OF = {
+    "none": "normface",
+    "sphereface": "a-softmax",
+    "cosface": "cosface",
+    "arcface": "arcface",
+    "combined": "combined",
+}
 BLOCKS = [None, 1, 3, 100]
 
 

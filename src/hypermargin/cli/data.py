@@ -14,7 +14,12 @@ MOST_LISTED = 20  # unreadable samples, of which a folder may hold thousands
 
 @app.command()
 def data(
-    what: Annotated[str, typer.Argument(help="glyphs, digits, fashion-mnist, or a file or folder.")],
+    what: Annotated[
+        str, typer.Argument(help="glyphs, digits, mnist, fashion-mnist, cifar10, or a file or folder.")
+    ],
+    script: Annotated[
+        str | None, typer.Option(help="With glyphs: whole scripts, in all installed typefaces: han, han+hangul, …")
+    ] = None,
     size: Annotated[int | None, typer.Option(help="Side of the images; default the first image's.")] = None,
     color: Annotated[str, typer.Option(help="auto, gray or rgb.")] = "auto",
     samples_key: Annotated[str | None, typer.Option(help="Name of the samples in an npz file.")] = None,
@@ -28,7 +33,9 @@ def data(
         Path | None, typer.Option(help=f"With --check: write all of them as .csv, not the first {MOST_LISTED}.")
     ] = None,
     picture: Annotated[Path | None, typer.Option(help="Write a picture of some samples (png, jpg).")] = None,
-    out: Annotated[Path | None, typer.Option(help="Write everything as one .npz file.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write everything as one .npz file, or scripts as .glyphs.")
+    ] = None,
     workers: Annotated[int, typer.Option(help="Processes that decode.", min=0)] = 2,
 ) -> None:
     """What is in a data set; as a picture, or as one .npz file for a machine without image libraries.
@@ -36,6 +43,7 @@ def data(
     \b
     Examples:
       hypermargin data glyphs --picture glyphs.png
+      hypermargin data glyphs --script han --picture han.png
       hypermargin data photos/ --check
       hypermargin data photos/ --check --bad-list unreadable.csv
       hypermargin data faces/train.rec --size 112 --out faces.npz
@@ -43,11 +51,20 @@ def data(
     from hypermargin.common.text import say
     from hypermargin.data import decode_once, open_data
     from hypermargin.data.describe import montage, save_npz, summary, write_bad
+    from hypermargin.data.drawn import ENDING
+    from hypermargin.data.glyphs import draw_named
+    from hypermargin.data.scripts import glyphs_named
     from hypermargin.files import free_path, replacing
 
     with plain_errors():
-        if out is not None and out.suffix != ".npz":
-            raise ValueError(f"--out must end in .npz; got {out}.")
+        if script is not None:
+            if what.partition(":")[0] != "glyphs":
+                raise ValueError(f"--script is for glyphs; got {what}.")
+            names, folder = glyphs_named(what)
+            what = f"glyphs:{script if not names else names + '+' + script}{':' if folder else ''}{folder}"
+        drawn = bool(glyphs_named(what)[0]) and what.startswith("glyphs")
+        if out is not None and out.suffix not in ((".npz", ENDING) if drawn else (".npz",)):
+            raise ValueError(f"--out must end in .npz{' or ' + ENDING if drawn else ''}; got {out}.")
         if picture is not None and picture.suffix.lower() not in (".png", ".jpg", ".jpeg"):
             raise ValueError(f"--picture must end in .png or .jpg; got {picture}.")
         if bad_list is not None:
@@ -72,7 +89,10 @@ def data(
                 with replacing(picture) as temporary:
                     Image.fromarray(montage(found)).save(temporary)
             if out is not None:
-                save_npz(found, out)
+                if out.suffix == ENDING:
+                    draw_named(what, size=size, say=say).save(out)
+                else:
+                    save_npz(found, out)
         except OSError as error:
             raise ValueError(str(error)) from None
     for name, text in [("data", found.name), *summary(found, MOST_LISTED)]:

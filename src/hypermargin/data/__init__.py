@@ -18,23 +18,26 @@ from hypermargin.common.text import Say
 from hypermargin.data.arrays import from_parts, read_npz
 from hypermargin.data.augment import Augment
 from hypermargin.data.base import TEST, TRAIN, UNUSED, VALIDATION, Bad, Data, DataError, Source
+from hypermargin.data.cifar import find_cifar, is_cifar, read_cifar
+from hypermargin.data.drawn import ENDING, read_drawn
 from hypermargin.data.folder import read_folder
 from hypermargin.data.glyphs import glyphs
-from hypermargin.data.idx import find_fashion_mnist, read_idx
+from hypermargin.data.idx import find_fashion_mnist, find_mnist, read_idx
 from hypermargin.data.loader import Feed, Scaling, decode_once
 from hypermargin.data.pairs import Pairs, read_bin, read_csv, read_pairs
 from hypermargin.data.recordio import read_records
 from hypermargin.data.sampling import batches
+from hypermargin.data.scripts import SCRIPTS, glyphs_named
 from hypermargin.data.split import Split, at_most, split
 
-BUILT_IN = ("glyphs", "digits", "fashion-mnist")
+BUILT_IN = ("glyphs", "digits", "mnist", "fashion-mnist", "cifar10")
 
 __all__ = [
     "BUILT_IN", "TEST", "TRAIN", "UNUSED", "VALIDATION",
     "Array", "Augment", "Bad", "Data", "DataError", "Feed", "Pairs", "Scaling", "Source", "Split",
     "at_most", "batches", "decode_once", "digits", "find_fashion_mnist", "from_arrays", "glyphs", "open_data",
-    "open_pairs", "read_bin", "read_csv", "read_folder", "read_idx", "read_npz", "read_pairs", "read_records",
-    "split",
+    "open_pairs", "read_bin", "read_cifar", "read_csv", "read_drawn", "read_folder", "read_idx", "read_npz",
+    "read_pairs", "read_records", "split",
 ]  # fmt: skip
 
 
@@ -51,9 +54,10 @@ def open_data(
 ) -> Data:
     """Open the data set of that name, or in that file or folder.
 
-    - glyphs, digits, fashion-mnist: built in or found on this machine; glyphs:FOLDER takes the fonts of a folder
-    - a folder with one folder per identity; a folder of IDX files; a folder with a .rec file; a .rec file
-    - a .npz file of images or embeddings with labels; a .csv list of paths and labels
+    - glyphs, digits, mnist, fashion-mnist, cifar10: built in or found on this machine
+    - glyphs:han+hangul, whole scripts in all installed typefaces; glyphs:FOLDER, the fonts of a folder
+    - a folder with one folder per identity, of IDX files, of CIFAR's batches, or with a .rec file; a .rec file
+    - a .npz file of images or embeddings with labels; a .csv list of paths and labels; a .glyphs file
 
     `size` and `color` (auto, gray, rgb) are for images in files; the keys for .npz files; `levels`, how many
     folders name an identity, for folders of images.
@@ -67,8 +71,17 @@ def open_data(
     if name == "fashion-mnist":
         return read_idx(find_fashion_mnist())
     if name == "glyphs" or name.startswith("glyphs:"):
-        fonts = Path(name.partition(":")[2]) if ":" in name else None
-        return glyphs(fonts, size=size or 28, on_bad=on_bad, say=say)
+        scripts, folder = glyphs_named(name)
+        if folder and not scripts and not Path(folder).is_dir():
+            raise DataError(
+                f"{name}: {folder!r} is neither a folder of fonts nor names of scripts, like han+hangul. Scripts: "
+                f"{', '.join(SCRIPTS)}.{checks.near(folder, SCRIPTS)}"
+            )
+        return glyphs(Path(folder) if folder else None, scripts=scripts or None, size=size, on_bad=on_bad, say=say)
+    if name == "mnist":
+        return read_idx(find_mnist())
+    if name == "cifar10":
+        return read_cifar(find_cifar())
     path = Path(name)
     if path.is_dir():
         names = [entry.name for entry in path.iterdir()]
@@ -76,6 +89,8 @@ def open_data(
             return read_records(path, **images)
         if any("-ubyte" in n for n in names):
             return read_idx(path)
+        if is_cifar(names):
+            return read_cifar(path)
         return read_folder(path, levels=levels, **images)
     if not path.exists():
         raise DataError(
@@ -84,6 +99,8 @@ def open_data(
         )
     if path.suffix == ".npz":
         return read_npz(path, samples_key=samples_key, labels_key=labels_key, on_bad=on_bad)
+    if path.suffix == ENDING:
+        return read_drawn(path).data()
     if path.suffix == ".rec":
         return read_records(path, **images)
     if path.suffix == ".csv":

@@ -51,11 +51,12 @@ def write_bad(bad: Sequence[Bad], path: Path) -> None:
         lines.writerows(bad)
 
 
-def montage(data: Data, rows: int = 8, columns: int = 12, seed: int = 0) -> Array:
-    """Draw a picture: each row is one identity, each column one of its samples."""
+def montage(data: Data, rows: int = 8, columns: int | None = None, seed: int = 0) -> Array:
+    """Draw a picture: each row is one identity, each column one of its samples: 12 to 24, as many as is typical."""
     if len(data.shape) != 3:
         raise DataError(f"{data.name} holds vectors; only images can be shown.")
     rng = np.random.default_rng(seed)
+    columns = columns or int(np.clip(np.median(np.bincount(data.labels)), 12, 24))
     channels, height, width = data.shape
     canvas = np.zeros((rows * (height + 2), columns * (width + 2), channels), np.float64)
     for i, identity in enumerate(rng.choice(len(data.classes), min(rows, len(data.classes)), replace=False)):

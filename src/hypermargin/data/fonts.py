@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib
 import io
+import os
 import re
 import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +36,7 @@ class Face:
     font: FreeTypeFont
     characters: frozenset[str]
     absent: str | None  # a character the font does not have: it draws a box, or nothing, in its place
+    baseline: float = BASELINE
 
 
 class FontError(DataError):
@@ -49,9 +51,7 @@ class FontError(DataError):
 def font_files(folder: Path | None) -> dict[Path, bytes]:
     """List the .ttf and .otf files below the folder, ordered by path; None: matplotlib's 12 DejaVu faces."""
     if folder is None:
-        return {
-            path: path.read_bytes() for path in _font_paths(_matplotlib_fonts()) if DEFAULT.fullmatch(path.name)
-        }
+        return {path: path.read_bytes() for path in _font_paths(matplotlib_fonts()) if DEFAULT.fullmatch(path.name)}
     if not folder.is_dir():
         raise DataError(f"fonts must be a folder of .ttf or .otf files; {folder} is not a folder.")
     try:
@@ -67,7 +67,8 @@ def _font_paths(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.suffix.lower() in (".ttf", ".otf") and path.is_file())
 
 
-def _matplotlib_fonts() -> Path:
+def matplotlib_fonts() -> Path:
+    """Find the folder of the fonts that come with matplotlib."""
     try:
         import matplotlib
     except ModuleNotFoundError:
@@ -99,11 +100,10 @@ def open_faces(files: dict[Path, bytes], box: int, among: str | None, on_bad: st
 
 
 def _open(path: Path, content: bytes, box: int, among: set[str] | None) -> Face:
-    from matplotlib.ft2font import FT2Font
     from PIL import ImageFont
 
     try:
-        codes = FT2Font(io.BytesIO(content)).get_charmap()
+        codes = character_codes(io.BytesIO(content))
         font = ImageFont.truetype(io.BytesIO(content), round(EM * box), layout_engine=ImageFont.Layout.BASIC)
         family = font.getname()[0] or path.stem
     except Exception as error:  # FreeType's errors come as OSError, RuntimeError, ValueError and more
@@ -111,6 +111,14 @@ def _open(path: Path, content: bytes, box: int, among: set[str] | None) -> Face:
     visible = {c for c in map(chr, codes) if unicodedata.category(c)[0] in VISIBLE}
     absent = next((c for c in ABSENT if ord(c) not in codes), None)
     return Face(path, family, font, frozenset(visible if among is None else visible & among), absent)
+
+
+def character_codes(file: Path | io.BytesIO, index: int = 0) -> set[int]:
+    """Read which code points a face has; `index` is its place in a collection."""
+    from matplotlib.ft2font import FT2Font
+
+    content: Any = os.fspath(file) if isinstance(file, Path) else file
+    return set((FT2Font(content, face_index=index) if index else FT2Font(content)).get_charmap())
 
 
 def draw(face: Face, characters: list[str], box: int) -> NDArray[np.uint8]:
@@ -121,14 +129,15 @@ def draw(face: Face, characters: list[str], box: int) -> NDArray[np.uint8]:
     """
     images = np.zeros((len(characters), box, box), dtype=np.uint8)
     for k, character in enumerate(characters):
-        if character in face.characters and (image := _draw(face, character, box)):
+        if character in face.characters and (image := draw_one(face, character, box)):
             images[k] = np.asarray(image)
-    if face.absent and (placeholder := _draw(face, face.absent, box)):
+    if face.absent and (placeholder := draw_one(face, face.absent, box)):
         images[(images == np.asarray(placeholder)).all((1, 2))] = 0
     return images
 
 
-def _draw(face: Face, character: str, box: int) -> Image | None:
+def draw_one(face: Face, character: str, box: int) -> Image | None:
+    """Draw one character as `draw` does, or the box for missing ones; None without any ink."""
     from PIL import Image, ImageDraw
 
     canvas, x, y = Image.new("L", (3 * box, 3 * box)), box, 2 * box
@@ -144,7 +153,7 @@ def _draw(face: Face, character: str, box: int) -> Image | None:
         shrink = box / max(glyph.size)
         smaller = max(1, round(shrink * glyph.width)), max(1, round(shrink * glyph.height))
         glyph = glyph.resize(smaller, Image.Resampling.BOX)
-    top = ink[1] - y + round(BASELINE * box)
+    top = ink[1] - y + round(face.baseline * box)
     result = Image.new("L", (box, box))
     result.paste(glyph, ((box - glyph.width) // 2, min(max(top, 0), box - glyph.height)))
     return result

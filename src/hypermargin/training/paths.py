@@ -11,9 +11,10 @@ import os
 from typing import Any
 
 from hypermargin.data import BUILT_IN, DataError
+from hypermargin.data.scripts import glyphs_named
 
 PATHS = "data", "exclude", "verify", "verify_images", "init"
-GLYPHS = "glyphs:"
+GLYPHS = "glyphs:"  # before scripts, a folder of fonts, or both
 
 
 def absolutes(settings: dict[str, Any]) -> dict[str, Any]:
@@ -26,7 +27,8 @@ def _absolute(value: Any) -> Any:
         return [_absolute(each) for each in value]
     if not isinstance(value, str) or value in BUILT_IN:
         return value
-    before, path = (GLYPHS, value[len(GLYPHS) :]) if value.startswith(GLYPHS) else ("", value)
+    path = _path(value)
+    before = value.removesuffix(path) if path else value
     return before + os.path.abspath(path) if path and os.path.exists(path) else value
 
 
@@ -37,14 +39,21 @@ def same(name: str, one: Any, other: Any) -> bool:
 
 def gone(data: str) -> bool:
     """Tell whether the data of a run are no longer where they were."""
-    path = data.removeprefix(GLYPHS)
-    return path not in BUILT_IN and not os.path.exists(path)
+    path = _path(data)
+    return bool(path) and not os.path.exists(path)
+
+
+def _path(data: str) -> str:
+    """Return the file or folder that data are in, "" for those that are in none."""
+    if data in BUILT_IN:
+        return ""
+    return glyphs_named(data)[1] if data.startswith(GLYPHS) else data
 
 
 def check_there(data: str) -> None:
     """Refuse data of a run that are gone, with where they were looked for and what to do."""
     if gone(data):
-        path = os.path.abspath(data.removeprefix(GLYPHS))
+        path = os.path.abspath(_path(data))
         raise DataError(
             f"the data of the run were {data}, and there is no {path} now. If they have moved, give their new "
             "place as --data: to evaluate, or to train with --resume, which writes it down."
