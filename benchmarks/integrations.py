@@ -40,7 +40,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Row:
-    """One pair at one size: the median of the ratios of times, round by round, their middle half, and peak bytes."""
+    """One pair at one size: the median of the ratios of times by round, their middle half, and peak bytes."""
 
     name: str
     package: str
@@ -57,7 +57,7 @@ class Row:
 
 PAIRS = [
     Pair("pytorch-metric-learning, ArcFaceLoss", "pytorch-metric-learning", "pml_arcface", "our_pml_arcface"),
-    Pair("pytorch-metric-learning, SubCenterArcFaceLoss (3)", "pytorch-metric-learning", "pml_sub", "our_pml_sub"),
+    Pair("pytorch-metric-learning, SubCenterArcFaceLoss", "pytorch-metric-learning", "pml_sub", "our_pml_sub"),
     Pair("transformers, AMSoftmaxLoss of x-vectors", "transformers", "xvector", "our_xvector"),
     Pair("SpeechBrain, its classifier, our Loss", "speechbrain", "speechbrain", "our_speechbrain_loss"),
     Pair("SpeechBrain, our Classifier and ClassifierLoss", "speechbrain", "speechbrain", "our_speechbrain"),
@@ -214,15 +214,16 @@ def measured(pair: Pair, rows: int, dim: int, classes: int, rounds: int, threads
     same = pair.package != "torch"
     return Row(
         pair.name, f"{pair.package} {version(pair.package)}", classes, 1e3 * min(times["theirs"]),
-        1e3 * min(times["ours"]), statistics.median(ratios), quarters[0], quarters[2], peaks[0] / 1e6, peaks[1] / 1e6,
-        abs(first[1] - first[0]) / abs(first[0]) if same else math.nan,
+        1e3 * min(times["ours"]), statistics.median(ratios), quarters[0], quarters[2], peaks[0] / 1e6,
+        peaks[1] / 1e6, abs(first[1] - first[0]) / abs(first[0]) if same else math.nan,
     )  # fmt: skip
 
 
 def table(rows: list[Row]) -> str:
     """Return the rows as Markdown."""
     lines = [
-        "| beside | classes | theirs, ms | ours, ms | ours/theirs (middle half) | theirs, MB | ours, MB | loss, difference |",
+        "| beside | classes | theirs, ms | ours, ms | ours/theirs (middle half) | theirs, MB | ours, MB | "
+        "loss off by |",
         "|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for r in rows:
@@ -251,15 +252,22 @@ def run(
             for each in classes:
                 found.append(measured(pair, rows, dim, each, rounds if each > 10_000 else 10 * rounds, threads))
                 say(table(found[-1:]).splitlines()[-1])
+                written(found, where, rows, dim, out)  # as far as it is, since all of it takes long
+    return found
+
+
+def written(found: list[Row], where: dict[str, str], rows: int, dim: int, out: Path | None) -> None:
+    """Store the rows, with the versions of the packages."""
+    versions = ", ".join(dict.fromkeys(row.package for row in found))
     text = (
-        f"# Heads inside other libraries, {rows} rows of {dim} dimensions, {where['device']}\n\n{in_words(where)}\n\n"
+        f"# Heads inside other libraries, {rows} rows of {dim} dimensions, {where['device']}\n\n"
+        f"{in_words(where)} {versions}.\n\n"
         "One step: the loss, and its gradients by embeddings and class weights, in float32. Ratios are medians\n"
-        "over rounds in which both step in turn; milliseconds are the least. Memory is the peak within a step beyond\n"
-        "what was there before, gradients included, in a process of its own.\n\n"
+        "over rounds in which both step in turn; milliseconds are the least. Memory is the peak within a step\n"
+        "beyond what was there before, gradients included, in a process of its own.\n\n"
     )
     result = {"environment": where, "rows": rows, "dim": dim, "pairs": [asdict(row) for row in found]}
-    store(result, f"{text}{table(found)}\n", STEM, out, say)
-    return found
+    store(result, f"{text}{table(found)}\n", STEM, out, lambda _: None)
 
 
 def main() -> None:

@@ -49,18 +49,24 @@ parser.add_argument("--tested", type=int, default=60, help="samples of each unse
 
 
 class Speakers(Brain):
+    """A recipe's Brain, as short as it can be."""
+
     def compute_forward(self, batch, stage):
+        """Return what the classifier makes of the embeddings."""
         return self.modules.classifier(self.modules.embedding_model(batch[0]))
 
     def compute_objectives(self, predictions, batch, stage):
+        """Return the loss."""
         return self.hparams.compute_cost(predictions, batch[1][:, None])
 
-    def on_stage_end(self, stage, loss, epoch):
+    def on_stage_end(self, stage, loss, epoch=None):
+        """Say what it came to."""
         if stage == Stage.TRAIN:
             print(f"loss of the training {loss:.3f}")
 
 
 def main(args):
+    """Train on known speakers, and verify unseen ones before and after."""
     torch.manual_seed(0)
     with np.load(args.data, allow_pickle=False) as file:
         sound, speaker = torch.from_numpy(file["logmel_u8"]), torch.from_numpy(file["speaker"]).long()
@@ -70,8 +76,12 @@ def main(args):
     def batch(rows):
         return sound[rows].float() / 128 - 1, speaker[rows]
 
-    batches = [batch(random.choice(known, args.batch_size)) for _ in range(args.steps)]
-    held = [random.choice(unseen[speaker[unseen] == one], args.tested, replace=False) for one in speaker[unseen].unique()]
+    drawn = [batch(random.choice(known, args.batch_size)) for _ in range(args.steps)]
+    batches = torch.utils.data.DataLoader(drawn, batch_size=None)  # they are batches already
+    held = [
+        random.choice(unseen[speaker[unseen] == one], args.tested, replace=False)
+        for one in speaker[unseen].unique()
+    ]
     test, names = batch(np.concatenate(held))
 
     parts = load_hyperpyyaml(RECIPE, {"head": args.head})

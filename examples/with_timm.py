@@ -36,6 +36,7 @@ parser.add_argument("--out", default="network.pt")
 
 
 def main(args):
+    """Train, and say after each epoch how well the averaged weights do."""
     torch.manual_seed(0)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     network = create_model(args.model, pretrained=args.pretrained, num_classes=0).to(device)
@@ -44,7 +45,11 @@ def main(args):
     for split in ("train", "val"):
         training = split == "train"
         data = create_dataset("", f"{args.data}/{split}", is_training=training)
-        more = {"auto_augment": "rand-m7-mstd0.5", "re_prob": 0.2, "hflip": 0.0, "scale": (0.6, 1.0)} if training else {}
+        more = (
+            {"auto_augment": "rand-m7-mstd0.5", "re_prob": 0.2, "hflip": 0.0, "scale": (0.6, 1.0)}
+            if training
+            else {}
+        )
         loaders.append(
             create_loader(
                 data, (3, args.img_size, args.img_size), args.batch_size, is_training=training, mean=config["mean"],
@@ -79,12 +84,14 @@ def main(args):
             average.update(model, step=step)
             losses.update(loss.item(), len(images))
         scheduler.step(epoch + 1)
-        print(f"epoch {epoch + 1:2}: loss {losses.avg:.3f}, accuracy {accuracy(average.module, loaders[1], device):.1%}")
+        right = accuracy(average.module, loaders[1], device)
+        print(f"epoch {epoch + 1:2}: loss {losses.avg:.3f}, accuracy {right:.1%}")
     torch.save(average.module.state_dict(), args.out)
 
 
 @torch.no_grad()
 def accuracy(model, loader, device):
+    """Return the share of pictures whose class has the largest logit."""
     model.eval()
     right = AverageMeter()
     for images, labels in loader:
