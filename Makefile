@@ -4,6 +4,7 @@ BIN := .venv/bin
 RUNS := .venv/.runs
 READY := .venv/.ready
 SITE := .venv/.site
+EXTRA := .venv-integrations
 DEMO := comparisons/demo
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
@@ -11,7 +12,8 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
 
 .DEFAULT_GOAL := demo
-.PHONY: help install demo test test-core test-slow test-machines check format docs gallery site tutorials clean
+.PHONY: help install demo test test-core test-slow test-integrations test-machines check format docs gallery \
+	site tutorials dist clean
 
 help:           ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -63,6 +65,20 @@ test-machines: $(READY)  ## the tests as other processors would run them; three 
 test-slow: $(READY) $(SITE)  ## the slow tests too (inductor, the site, every tutorial)
 	@$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not gpu'
 
+# Frameworks in an environment of their own, which sees .venv's packages, so that torch is the same and not replaced.
+$(EXTRA)/.ready: $(READY) requirements-integrations.txt tests/integrations/cpu_wheels.py
+	@echo "Setting up $(EXTRA) with the frameworks of hypermargin.integrations …"
+	@test -x $(EXTRA)/bin/python || $(BIN)/python -m venv $(EXTRA)
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
+		"$$($(EXTRA)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/hypermargin-venv.pth"
+	@$(EXTRA)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		-r requirements-integrations.txt
+	@$(EXTRA)/bin/python tests/integrations/cpu_wheels.py
+	@touch $@
+
+test-integrations: $(EXTRA)/.ready  ## heads inside other frameworks, which this installs beside .venv; some minutes
+	@PYTHONPATH=src $(EXTRA)/bin/python -m pytest -m 'not gpu' -rs tests/integrations
+
 check: $(READY)  ## ruff (lint and format) and mypy --strict
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -86,4 +102,4 @@ tutorials: $(SITE)  ## run the notebooks of docs/tutorials in Jupyter and store 
 	@$(BIN)/python -m docs.site.notebooks
 
 clean:          ## remove .venv and caches
-	@rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf .venv $(EXTRA) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -164,6 +164,7 @@ class TestSpeechBrain:
         brain = Speakers(
             modules, lambda p: torch.optim.Adam(p, lr=0.05), {"compute_cost": cost}, run_opts={"device": "cpu"}
         )
-        batches = [(x[i : i + 20], y[i : i + 20]) for i in range(0, 60, 20)]
-        brain.fit(range(10), batches, [(x, y)], progressbar=False)
+        parts = [(x[i : i + 20], y[i : i + 20]) for i in range(0, 60, 20)]
+        batches = [torch.utils.data.DataLoader(each, batch_size=None) for each in (parts, [(x, y)])]
+        brain.fit(range(10), *batches, progressbar=False)
         assert seen[-1] > 0.95
