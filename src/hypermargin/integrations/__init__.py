@@ -4,7 +4,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
 
-__all__ = sorted(module.name for module in iter_modules(__path__))
+__all__ = sorted(module.name for module in iter_modules(__path__) if not module.name.startswith("_"))
 
 
 def __getattr__(name: str) -> Any:

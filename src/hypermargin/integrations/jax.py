@@ -13,8 +13,9 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from hypermargin.integrations import formula, missing
-from hypermargin.integrations.formula import Margin
+from hypermargin.integrations import _formula as formula
+from hypermargin.integrations import missing
+from hypermargin.integrations._formula import Margin
 
 try:
     import jax
@@ -75,7 +76,9 @@ def margin_softmax(
     _check_shapes(features, weight, labels)
     if scale is None:
         if unit_features:
-            raise ValueError("scale must be given for unit features: cosines alone are too close together to learn from.")
+            raise ValueError(
+                "scale must be given for unit features: cosines alone are too close together to learn from."
+            )
         scale = 1.0
     dtype = jnp.promote_types(jnp.promote_types(features.dtype, weight.dtype), jnp.float32)
     counted = labels != ignore_index
@@ -112,14 +115,18 @@ class Rivals(NamedTuple):
     hardest: Any  # (N,)  max_{j≠y} z_j, without gradient
 
 
-def rivals(f: Any, weight: Any, labels: Any, bias: Any, *, unit_weight: bool = True, block: int | None = None) -> Rivals:
-    """Return the rivals of scaled features f (N, d), for z_j = ⟨f, w̃_j⟩ + b_j; labels in [0, C), bias (C,) or ()."""
+def rivals(
+    f: Any, weight: Any, labels: Any, bias: Any, *, unit_weight: bool = True, block: int | None = None
+) -> Rivals:
+    """Return the rivals of scaled features f (N, d): z_j = ⟨f, w̃_j⟩ + b_j; labels in [0, C), bias (C,) or ()."""
     if block is None:
         w = formula.class_rows(ARRAYS, weight.astype(f.dtype), unit_weight)
         z = formula.rivals_of(ARRAYS, f @ w.T + bias, labels)
         return Rivals(w[labels], jax.nn.logsumexp(z, axis=-1), jax.lax.stop_gradient(z.max(axis=-1)))
     if isinstance(block, bool) or not isinstance(block, int) or block < 1:
-        raise ValueError(f"block must be a whole number of classes, at least 1, or None for all at once; got {block!r}.")
+        raise ValueError(
+            f"block must be a whole number of classes, at least 1, or None for all at once; got {block!r}."
+        )
     every = jnp.broadcast_to(bias, weight.shape[:1])
     return Rivals(*_in_blocks(unit_weight, min(block, weight.shape[0]), f, weight, every, labels))
 
@@ -135,7 +142,11 @@ def _block_at(start: Any, block: int, i: Any, labels: Any, weight: Any, bias: An
     """
     column = start + jnp.arange(block)
     counts = (column[None, :] != labels[:, None]) & (column >= i * block)[None, :]
-    return jax.lax.dynamic_slice_in_dim(weight, start, block), jax.lax.dynamic_slice_in_dim(bias, start, block), counts
+    return (
+        jax.lax.dynamic_slice_in_dim(weight, start, block),
+        jax.lax.dynamic_slice_in_dim(bias, start, block),
+        counts,
+    )
 
 
 def _starts(classes: int, block: int) -> tuple[Any, Any]:
