@@ -19,6 +19,16 @@ def run_cases(name, **environment):
     assert " passed" in done.stdout
 
 
+def run_page(page, **environment):
+    """Run the blocks of docs/integrations/PAGE; fail if one prints anything else than the page says."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(HERE / "docs_cases.py"), page],
+        env=os.environ | environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    assert ": as written" in done.stdout
+
+
 def imported(module, **environment):
     """Return which of the large frameworks are loaded by importing a module alone."""
     names = {"torch", "jax", "tensorflow", "keras"}

@@ -136,7 +136,8 @@ def test_every_head_equals_the_librarys(name, dtype, tolerance, block):
 def test_every_continuation_equals_the_librarys(kind, beyond):
     x, w, y = batch(1, 100)
     name = HEAD_OF[kind]
-    options = {"lam": 0.0, "learn_scale": False, "unit_features": True, "scale": 16.0, "beyond": beyond}
+    sides = {"unit_features": True, "unit_weight": True, "use_bias": False}
+    options = {"lam": 0.0, "learn_scale": False, "scale": 16.0, "beyond": beyond, **sides}
     head = made(name, "float64", w, **options)
     found = value_and_gradients(head, lambda x: head(x, ops.convert_to_tensor(y)), x, "float64")
     fields = {"beyond": beyond} if len(BEYOND[kind]) > 1 else {}

@@ -5,7 +5,7 @@ import sys
 from importlib.util import find_spec
 
 import pytest
-from integrations.cases import imported, run_cases
+from integrations.cases import imported, run_cases, run_page
 
 MISSING = "JAX is not installed: pip install 'hypermargin[jax]'"
 needs_jax = pytest.mark.skipif(find_spec("jax") is None, reason=MISSING)
@@ -14,6 +14,11 @@ needs_jax = pytest.mark.skipif(find_spec("jax") is None, reason=MISSING)
 @needs_jax
 def test_jax():
     run_cases("jax_cases.py")
+
+
+@needs_jax
+def test_the_page_prints_what_it_says():
+    run_page("jax.md")
 
 
 @needs_jax

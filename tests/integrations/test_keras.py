@@ -5,7 +5,7 @@ import sys
 from importlib.util import find_spec
 
 import pytest
-from integrations.cases import imported, run_cases
+from integrations.cases import imported, run_cases, run_page
 
 BACKENDS = ("jax", "tensorflow", "torch")
 
@@ -19,6 +19,11 @@ def backend(name):
 @pytest.mark.parametrize("name", map(backend, BACKENDS))
 def test_keras(name):
     run_cases("keras_cases.py", KERAS_BACKEND=name, TF_CPP_MIN_LOG_LEVEL="3")
+
+
+@pytest.mark.parametrize("name", [backend("jax")])
+def test_the_page_prints_what_it_says(name):
+    run_page("keras.md", KERAS_BACKEND=name)
 
 
 @pytest.mark.parametrize("name", map(backend, ("jax", "tensorflow")))

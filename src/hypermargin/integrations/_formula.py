@@ -90,7 +90,7 @@ def margin(name: str, numbers: Mapping[str, Any] | None = None) -> Margin:
     if unknown := given.keys() - NUMBERS[kind].keys():
         known = ", ".join(NUMBERS[kind]) or "no numbers"
         raise TypeError(f"{name} has no {', '.join(sorted(unknown))}; its margin has {known}.")
-    named = {NUMBERS[kind][key]: value for key, value in (CLASSIC[name].numbers | given).items()}
+    named = {NUMBERS[kind][key]: value for key, value in {**CLASSIC[name].numbers, **given}.items()}
     for key, value in named.items():
         _check_number(name, key, value, open_low=kind == "combined")
     return Margin(kind, **named, beyond=beyond)
