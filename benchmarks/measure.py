@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import json
 import subprocess
@@ -10,12 +9,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.contenders import CONTENDERS, Contender, Problem
+from benchmarks.memory import peak_beyond
 
 
 def stepper(contender: Contender, problem: Problem) -> Callable[[], None]:
@@ -124,19 +123,7 @@ def peak_extra_bytes(step: Callable[[], None], problem: Problem) -> int:
         step()
         _wait(device)
         return torch.cuda.max_memory_allocated() - before
-    mark = Path("/proc/self/clear_refs")
-    if not mark.exists():
-        raise RuntimeError("peak memory on the CPU is read from Linux's /proc, which is not here")
-    ctypes.CDLL("libc.so.6").malloc_trim(0)
-    mark.write_text("5")  # resets the kernel's mark; ru_maxrss would remember an earlier peak
-    before = _status("VmRSS")
-    step()
-    return _status("VmHWM") - before
-
-
-def _status(key: str) -> int:
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
-    return int(line.split()[1]) * 1024
+    return peak_beyond(step)
 
 
 def memory_in_a_fresh_process(name: str, problem: Problem) -> int:

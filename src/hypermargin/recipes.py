@@ -105,7 +105,7 @@ class Recipe:
         )  # fmt: skip
 
 
-def _classic(name: str, **words: str) -> Recipe:
+def _classic(name: str, **words: Any) -> Recipe:
     """Return the recipe of a classic head, with its numbers from classic.py; `words` say what to know about it."""
     head = CLASSIC[name]
     return Recipe(

@@ -13,8 +13,9 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from hypermargin.integrations import formula, missing
-from hypermargin.integrations.formula import Margin
+from hypermargin.integrations import _formula as formula
+from hypermargin.integrations import missing
+from hypermargin.integrations._formula import Margin
 
 try:
     import jax
@@ -117,7 +118,7 @@ class Rivals(NamedTuple):
 def rivals(
     f: Any, weight: Any, labels: Any, bias: Any, *, unit_weight: bool = True, block: int | None = None
 ) -> Rivals:
-    """Return the rivals of scaled features f (N, d), for z_j = ⟨f, w̃_j⟩ + b_j; labels in [0, C), bias (C,) or ()."""
+    """Return the rivals of scaled features f (N, d): z_j = ⟨f, w̃_j⟩ + b_j; labels in [0, C), bias (C,) or ()."""
     if block is None:
         w = formula.class_rows(ARRAYS, weight.astype(f.dtype), unit_weight)
         z = formula.rivals_of(ARRAYS, f @ w.T + bias, labels)

@@ -1,6 +1,6 @@
 """The loss of the classic family, written once for the arrays of several frameworks. It imports none of them.
 
-`xp` is the module with the array functions: `keras.ops`, or `ARRAYS` of jax.py. Shapes: N rows, C classes, d numbers.
+`xp` has the array functions: `OPS` of keras/_ops.py, or `ARRAYS` of jax.py. Shapes: N rows, C classes, d numbers.
 """
 
 from __future__ import annotations
@@ -55,17 +55,20 @@ class Margin:
         if self.beyond == "easy":
             return xp.where(theta < math.pi / 2, xp.cos(u), xp.cos(theta))
         m2 = self.m2 + xp.zeros_like(theta)  # an array, in the dtype of the angles
-        if self.beyond == "linear":
-            after = xp.cos(theta) - m2 * xp.sin(m2)
-        else:  # continuous
-            after = xp.cos(theta) - (1 - xp.cos(m2))
-        return xp.where(u <= math.pi, xp.cos(u), after)
+        drop = m2 * xp.sin(m2) if self.beyond == "linear" else 1 - xp.cos(m2)  # else "continuous"
+        return xp.where(u <= math.pi, xp.cos(u), xp.cos(theta) - drop)
 
     def lift(self, xp: Any, theta: Any) -> Any:
         """Return what the margin adds to the cosine of the target: ψ(θ) − cos θ."""
         if self.name == "none":
             return xp.zeros_like(theta)
         return -self.m3 + xp.zeros_like(theta) if self.name == "cosface" else self.psi(xp, theta) - xp.cos(theta)
+
+    def lift_of_cosine(self, xp: Any, cosine: Any) -> Any:
+        """Return the same from cosines, which near ±1 have lost half the digits of the angle."""
+        if self.name in ("none", "cosface"):
+            return self.lift(xp, cosine)  # which looks at no angle
+        return self.psi(xp, guarded_acos(xp, cosine)) - cosine
 
 
 def g(xp: Any, u: Any) -> Any:
@@ -87,7 +90,7 @@ def margin(name: str, numbers: Mapping[str, Any] | None = None) -> Margin:
     if unknown := given.keys() - NUMBERS[kind].keys():
         known = ", ".join(NUMBERS[kind]) or "no numbers"
         raise TypeError(f"{name} has no {', '.join(sorted(unknown))}; its margin has {known}.")
-    named = {NUMBERS[kind][key]: value for key, value in (CLASSIC[name].numbers | given).items()}
+    named = {NUMBERS[kind][key]: value for key, value in {**CLASSIC[name].numbers, **given}.items()}
     for key, value in named.items():
         _check_number(name, key, value, open_low=kind == "combined")
     return Margin(kind, **named, beyond=beyond)
