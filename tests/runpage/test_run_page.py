@@ -172,7 +172,7 @@ def test_the_cloud_is_log_sum_exp():
     x = torch.nn.functional.normalize(torch.randn(50, 8, generator=torch.Generator().manual_seed(0)))
     w = torch.nn.functional.normalize(torch.randn(9, 8, generator=torch.Generator().manual_seed(1)))
     y = torch.arange(50) % 9
-    found = cloud(x, y, w, most=20)
+    found = cloud(x, y, w, "weight", most=20)
     assert (len(found.own), found.of, found.classes) == (20, 50, 9)
     cosine = (x @ w.T)[torch.from_numpy(found.rows)]
     label = y[torch.from_numpy(found.rows), None]

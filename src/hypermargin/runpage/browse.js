@@ -54,6 +54,7 @@ function drawBrowser() {
   slider.setAttribute("aria-valuetext", unit);
   tell("t", unit);
   drawPresets();
+  tell("chosen", data.chosen && data.chosen !== data.part ? say(`chosen_${data.chosen}`) : say("chosen_here"));
   drawRates(t);
   drawScores(t);
   drawRoc();

@@ -50,6 +50,7 @@ function about() {
   if (data.part) parts.push(say(`part_${data.part}`));
   if (data.step) parts.push(say("about_step", { step: whole(data.step) }));
   if (data.eer !== undefined) parts.push(say("about_eer", { eer: percent(data.eer) }));
+  if (data.why) parts.push(data.why);
   if (data.date) parts.push(data.date);
   return parts.join(" ");
 }

@@ -96,7 +96,7 @@ def training_cloud(parts: Parts) -> Cloud | None:
     length = features.norm(dim=1)
     if not bool((length > 0).all()):
         return None
-    return cloud(unit(features.to(weight)), targets, unit(weight))
+    return cloud(unit(features.to(weight)), targets, unit(weight), "weight")
 
 
 def where_of(data: Data, rows: Rows) -> Callable[[int], str]:

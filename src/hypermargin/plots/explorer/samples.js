@@ -75,7 +75,7 @@ function fromData(page) {
   return {
     n: own.length, of: page.cloud.of, classes: page.cloud.classes, own: own.map(angleOf), rival: rival.map(angleOf), rest,
     label: (i) => say("row", { k: page.cloud.rows[i] }), points: points && spaced(points.at, points.width, points.label, points.names),
-    head: page.head, against: page.head ? "weight" : "means",
+    head: page.head, against: page.cloud.against,
   };
 }
 

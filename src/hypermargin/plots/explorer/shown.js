@@ -6,13 +6,13 @@ function startSamples() {
   const field = one('input[type="file"]');
   field.addEventListener("change", () => field.files[0] && openFile(field.files[0]));
   const panel = one('[data-panel="samples"]');
-  root.addEventListener("dragover", (event) => {
+  document.addEventListener("dragover", (event) => {
     if (![...event.dataTransfer.types].includes("Files")) return;
     event.preventDefault();
     panel.classList.add("hm-over");
   });
-  root.addEventListener("dragleave", (event) => root.contains(event.relatedTarget) || panel.classList.remove("hm-over"));
-  root.addEventListener("drop", (event) => {
+  document.addEventListener("dragleave", (event) => event.relatedTarget || panel.classList.remove("hm-over"));
+  document.addEventListener("drop", (event) => {
     panel.classList.remove("hm-over");
     if (!event.dataTransfer.files.length) return;
     event.preventDefault();
