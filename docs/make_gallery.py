@@ -10,9 +10,14 @@ import sys
 import tempfile
 from pathlib import Path
 
+from hypermargin.evaluate import Thresholds
 from hypermargin.files import write_text
 from hypermargin.plots import Display, animate, explorer, pictures
 from hypermargin.plots.learned import frames
+from hypermargin.plots.snapshots import DIGITS
+from hypermargin.runpage import write_report
+from hypermargin.training import Config, load, train
+from hypermargin.training.evaluation import open_parts
 
 DOCS = Path(__file__).resolve().parent
 FOLDER = DOCS / "pictures"
@@ -46,8 +51,17 @@ def draw() -> None:
     write_text(DOCS / "gallery.md", "\n".join(lines))
 
 
+def run_page(folder: Path) -> Path:
+    """Train on digits for some seconds, and return the page that the run ends with."""
+    train(
+        Config(**DIGITS, head="arcface", dim=3, epochs=8, tensorboard=False, workers=0, threads=1, device="cpu"),
+        folder,
+    )
+    return write_report(folder, open_parts(folder, load(folder)), Thresholds.read(folder))
+
+
 def photograph(report: Path | None) -> None:
-    """The explorer, and the report of the demo if it is there, at the size of a desk and of a phone."""
+    """The explorer, the page of a run, and the report of the demo if it is there, for a desk and a phone."""
     program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if program is None:
         print("no Chromium: the screenshots stay as they are", file=sys.stderr)
@@ -60,6 +74,7 @@ def photograph(report: Path | None) -> None:
         explorer.write(page)
         shots = [(page, "explorer", "light", "en"), (page, "explorer-dark", "dark", "en")]
         shots.append((page, "explorer-zh", "light", "zh"))
+        shots.append((run_page(Path(folder) / "run"), "run", "light", "en"))
         if report is not None:
             shots += [(report, "report", "light", "en"), (report, "report-dark", "dark", "en")]
         for file, name, scheme, lang in shots:
@@ -67,7 +82,7 @@ def photograph(report: Path | None) -> None:
                 shown = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
                 shown.goto(file.as_uri())
                 if lang != "en":
-                    shown.locator("[data-choice=lang]").select_option(lang)
+                    shown.locator("[data-choice=lang]").first.select_option(lang)
                 shown.screenshot(path=FOLDER / f"{name}{suffix}.png")
                 shown.close()
         browser.close()

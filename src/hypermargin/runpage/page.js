@@ -190,7 +190,8 @@ function drawCurves() {
     const x = ranged(points.map((p) => p[0]), 0);
     const y = ranged(points.map((p) => times * p[1]), key === "loss" || key === "eer" ? 0 : Infinity);
     const label = say(`axis_${key}`);
-    chart(svg, { x: { range: x, ticks: ticks(...x, 5), write: whole, label: say("axis_step") }, y: { range: y, label }, curves,
+    const dots = curves.filter(({ points: [, second] }) => !second).map(({ points }) => ({ class: "hm-knot", at: points[0] }));
+    chart(svg, { x: { range: x, ticks: ticks(...x, 5), write: whole, label: say("axis_step") }, y: { range: y, label }, curves, dots,
       height: 220, name: say(`curve_${key}`) });
   }, ([key, series]) => [say(`curve_${key}`), series.map((each) => say(`line_${each.name}`))]);
 }
@@ -253,11 +254,14 @@ let spaceAt = null;
 function spaceScene() {
   spaceAt ??= { at: floats(data.points.at), kind: data.points.label.map(styleOf) };
   const styles = Array.from({ length: 21 }, (_, k) => [colour(COLOURS[k % 7]), Math.floor(k / 7)]);
-  return { ...spaceAt, styles, ink: colour("ink"), ground: colour("ground"), faint: colour("faint") };
+  const { at = "", names = [], width = 3 } = data.vectors ?? {};
+  const vectors = floats(at);
+  const arrows = width === data.points.width ? names.map((name, k) => [...vectors.subarray(width * k, width * (k + 1)), name]) : [];
+  return { ...spaceAt, styles, arrows, ink: colour("ink"), ground: colour("ground"), faint: colour("faint") };
 }
 
 function drawPlane(canvas) {
-  const { at, kind, styles, faint } = spaceScene();
+  const { at, kind, styles, arrows, faint, ink, ground } = spaceScene();
   const size = Math.max(1, Math.round(canvas.clientWidth * Math.min(2, window.devicePixelRatio || 1)));
   [canvas.width, canvas.height] = [size, size];
   const pen = canvas.getContext("2d");
@@ -275,6 +279,21 @@ function drawPlane(canvas) {
     pen.fill();
   });
   pen.globalAlpha = 1;
+  [pen.strokeStyle, pen.fillStyle, pen.lineWidth] = [ink, ink, size / 260];
+  pen.font = `600 ${Math.round(size / 26)}px system-ui, sans-serif`;
+  pen.textAlign = "center";
+  for (const [x, y, name] of arrows) {
+    pen.beginPath();
+    pen.moveTo(size / 2, size / 2);
+    pen.lineTo(size / 2 + 0.4 * size * x, size / 2 - 0.4 * size * y);
+    pen.stroke();
+    pen.save();
+    [pen.strokeStyle, pen.lineWidth] = [ground, size / 120]; // a rim, where a dot lies below
+    const place = [size / 2 + 0.44 * size * x, size / 2 - 0.44 * size * y + size / 80];
+    pen.strokeText(name, ...place);
+    pen.restore();
+    pen.fillText(name, ...place);
+  }
 }
 
 // ---- start ----------------------------------------------------------------------------------------------------

@@ -15,12 +15,13 @@ from hypermargin.common.environment import versions
 from hypermargin.data import Data
 from hypermargin.data.base import Rows
 from hypermargin.numerics import unit
-from hypermargin.runpage.cloud import Cloud, cloud
+from hypermargin.runpage.cloud import Cloud, cloud, packed
 from hypermargin.training import Trained
 from hypermargin.training.config import Config
 from hypermargin.training.evaluation import Parts, prototypes
 
 SERIES = 300  # points of a line
+MOST_VECTORS = 30  # of classes, that are drawn
 KINDS = "train", "validation"
 LEFT_OUT = "data", "init", "exclude", "verify_images"  # paths, of which the last name is enough
 
@@ -83,6 +84,16 @@ def of_head(trained: Trained) -> dict[str, Any]:
         "name": trained.config.head, "margin": str(head.margin), "scale": float(head.current_scale().detach()),
         "unit_features": head.settings.unit_features, "unit_weight": head.settings.unit_weight,
     }  # fmt: skip
+
+
+def class_vectors(trained: Trained) -> dict[str, Any] | None:
+    """Return the directions of the class vectors, to stand beside features of known classes in a plane or space."""
+    weight = prototypes(trained.head)
+    few = weight is not None and weight.shape[1] in (2, 3) and len(weight) <= MOST_VECTORS
+    if weight is None or not few or trained.about.open_set:
+        return None
+    shown = unit(weight).cpu().numpy()
+    return {"at": packed(shown), "width": shown.shape[1], "names": list(trained.classes)}
 
 
 @torch.no_grad()

@@ -66,6 +66,7 @@ def of_run(folder: Path, parts: Parts) -> dict[str, Any]:
         "step": trained.step, "date": now()[:10], "log": run.read_curves(folder),
         "settings": run.settings(trained.config), "head": run.of_head(trained), "angles": [],
     }  # fmt: skip
+    found["vectors"] = run.class_vectors(trained)
     cloud = run.training_cloud(parts)
     if cloud is not None:
         found["cloud"] = cloud.as_plain()
