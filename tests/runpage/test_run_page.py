@@ -277,6 +277,20 @@ def test_the_page_of_a_run_in_a_browser(report, browser, tmp_path, size, scheme)
         assert picture.evaluate("c => c.toDataURL()") != before
 
 
+def test_known_classes_in_a_plane_have_their_vectors(browser, run, tmp_path):
+    flags = ("--data", "digits", "--dim", 2, "--epochs", 1, "--model", "mlp", "--threads", 1, "--workers", 0)
+    code, _, err = run("train", *flags, "--no-tensorboard", "--quiet", "--no-images", "--out", tmp_path / "run")
+    assert code == 0, err
+    text = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    vectors = data_of(text)["vectors"]
+    seen = np.frombuffer(base64.b64decode(vectors["at"]), "<f4").reshape(10, 2)
+    weight = hm.load(tmp_path / "run").head.weight.detach()
+    assert seen == pytest.approx(torch.nn.functional.normalize(weight).numpy(), abs=1e-6)
+    assert vectors["names"] == [str(k) for k in range(10)]
+    with opened(browser, text, tmp_path) as found:
+        assert "Two dimensions" in found.locator('[data-shows="space"]').text_content()
+
+
 def test_the_list_is_saved_as_csv(browser, tmp_path):
     """A cell that a spreadsheet would take for a formula is text."""
     x, y = embeddings(identities=10, each=6, noise=0.1)

@@ -15,10 +15,11 @@ from hypermargin.common.environment import versions
 from hypermargin.data import Data
 from hypermargin.data.base import Rows
 from hypermargin.numerics import unit
+from hypermargin.plots import explorer
 from hypermargin.runpage.cloud import Cloud, cloud, packed
 from hypermargin.training import Trained
 from hypermargin.training.config import Config
-from hypermargin.training.evaluation import Parts, prototypes
+from hypermargin.training.evaluation import Parts, margin_of, prototypes
 
 SERIES = 300  # points of a line
 MOST_VECTORS = 30  # of classes, that are drawn
@@ -80,8 +81,11 @@ def settings(config: Config) -> dict[str, str]:
 def of_head(trained: Trained) -> dict[str, Any]:
     """Return what the explorer needs to stand where the head stands."""
     head = trained.head
+    margin = margin_of(head)
     return {
-        "name": trained.config.head, "margin": str(head.margin), "scale": float(head.current_scale().detach()),
+        "name": trained.config.head, "margin": str(head.margin),
+        "numbers": None if margin is None else explorer.numbers_of(margin),
+        "lambda": float(head.current_adjustment().lam), "scale": float(head.current_scale().detach()),
         "unit_features": head.settings.unit_features, "unit_weight": head.settings.unit_weight,
     }  # fmt: skip
 

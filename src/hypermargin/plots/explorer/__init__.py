@@ -42,7 +42,7 @@ from hypermargin.recipes import FAMILY
 from hypermargin.rules import SOFTMAX
 from hypermargin.schedule import LambdaAnnealing
 
-__all__ = ["POLICY", "TAGS", "asset", "colours", "heads", "page", "parts", "words", "write"]
+__all__ = ["POLICY", "TAGS", "asset", "colours", "heads", "numbers_of", "page", "parts", "words", "write"]
 TAGS = {"en": "en", "zh": "zh-Hans"}  # what documents say of their language
 SCRIPTS = (
     "maths.js", "draw.js", "sphere.js", "panels.js", "ladder.js", "npz.js", "samples.js", "shown.js", "explorer.js",
@@ -93,7 +93,7 @@ def heads() -> list[dict[str, Any]]:
     """
     found = []
     for name, recipe in FAMILY.items():
-        numbers = (1.0, 0.0, 0.0) if recipe.margin in FORMS_AT else _numbers(recipe.margin)
+        numbers = (1.0, 0.0, 0.0) if recipe.margin in FORMS_AT else numbers_of(recipe.margin)
         if numbers is None or recipe.rule != SOFTMAX or recipe.centers.count > 1 or recipe.by_counts:
             continue
         if not recipe.view.is_identity:
@@ -124,7 +124,7 @@ def _at_length(name: str, what: str, m2: float, m3: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _numbers(margin: Margin) -> tuple[float, float, float] | None:
+def numbers_of(margin: Margin) -> tuple[float, float, float] | None:
     """Return (m1, m2, m3) of a margin g(m1·θ + m2) − m3; None for one that is not of this form."""
     if type(margin) not in (NoMargin, SphereFace, ArcFace, CosFace, Combined):
         return None  # a subclass adds something

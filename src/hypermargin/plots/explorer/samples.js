@@ -82,12 +82,15 @@ function fromData(page) {
 const base64 = (text) => new Float32Array(Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).buffer);
 const angleOf = (cosine) => Math.acos(Math.max(-1, Math.min(1, cosine)));
 
-// Where the sliders go: to the preset of that name, at the scale of the run.
-function settingOf({ name, scale, unit_features: unit }) {
-  const head = headOf(name);
-  if (!head) return {};
-  const numbers = Object.fromEntries(OF_A_HEAD.map((key) => [key, head[key]]));
-  return { ...numbers, head: name, s: unit ? allowed("s", scale) ?? head.s : head.s };
+// Where the sliders go: to the margin and the scale of the run, as far as they can say them.
+function settingOf({ name, scale, numbers, lambda, unit_features: unit }) {
+  const preset = headOf(name);
+  const known = numbers ? { m1: numbers[0], m2: numbers[1], m3: numbers[2], lambda, form: "" } : preset;
+  if (!known) return {};
+  const found = { head: preset ? name : "" };
+  for (const key of ["m1", "m2", "m3", "lambda", "form"]) found[key] = allowed(key, known[key]) ?? state[key];
+  found.s = (unit ? allowed("s", scale) : preset?.s) ?? state.s;
+  return found;
 }
 
 async function fromArrays(bytes, still) {
