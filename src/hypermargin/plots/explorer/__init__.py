@@ -8,8 +8,9 @@ them together. Heads and colours come from the library, words from words.json.
 
     maths.js     the formulas                    draw.js    SVG from numbers
     panels.js    what follows from the state     ladder.js  from the hinge to AM-Softmax, a step at a time
-    npz.js       arrays from a file              samples.js where the reader's samples stand, for every setting
-    shown.js     the panel of these samples      sphere.js  points that can be turned
+    npz.js       arrays from a file              measured.js  where the reader's samples stand
+    samples.js   what a setting makes of them    shown.js     the panel of these samples
+    sphere.js    points that can be turned
     explorer.js  the state and its controls
 """
 
@@ -45,7 +46,7 @@ from hypermargin.schedule import LambdaAnnealing
 __all__ = ["POLICY", "TAGS", "asset", "colours", "heads", "numbers_of", "page", "parts", "words", "write"]
 TAGS = {"en": "en", "zh": "zh-Hans"}  # what documents say of their language
 SCRIPTS = (
-    "maths.js", "draw.js", "sphere.js", "panels.js", "ladder.js", "npz.js", "samples.js", "shown.js", "explorer.js",
+    "maths.js", "draw.js", "sphere.js", "panels.js", "ladder.js", "npz.js", "measured.js", "samples.js", "shown.js", "explorer.js",
 )  # fmt: skip
 
 # Heads whose ψ has a form of its own, at the numbers that maths.js has.
@@ -72,7 +73,8 @@ def parts(lang: str = "en") -> tuple[str, str, str]:
     data = as_json({"lang": lang, "words": words(), "heads": heads()})
     code = "\n".join(asset(name) for name in SCRIPTS)
     script = f'((root, data) => {{\n"use strict";\n{code}\n}})(document.querySelector(".hm-explorer"), {data});'
-    return colours(".hm-explorer") + "\n" + asset("explorer.css"), asset("page.html"), script
+    css = "\n".join((colours(".hm-explorer"), asset("explorer.css"), asset("samples.css")))
+    return css, asset("page.html"), script
 
 
 def write(path: str | os.PathLike[str], lang: str = "en") -> None:
