@@ -46,7 +46,8 @@ from hypermargin.schedule import LambdaAnnealing
 __all__ = ["POLICY", "TAGS", "asset", "colours", "heads", "numbers_of", "page", "parts", "words", "write"]
 TAGS = {"en": "en", "zh": "zh-Hans"}  # what documents say of their language
 SCRIPTS = (
-    "maths.js", "draw.js", "sphere.js", "panels.js", "ladder.js", "npz.js", "measured.js", "samples.js", "shown.js", "explorer.js",
+    "maths.js", "draw.js", "sphere.js", "panels.js", "ladder.js",
+    "npz.js", "measured.js", "samples.js", "shown.js", "explorer.js",
 )  # fmt: skip
 
 # Heads whose ψ has a form of its own, at the numbers that maths.js has.
