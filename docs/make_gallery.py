@@ -15,10 +15,15 @@ from pathlib import Path
 
 from hypermargin.compare import Comparison, Plan
 from hypermargin.demo import circles, find, title
+from hypermargin.evaluate import Thresholds
 from hypermargin.files import write_text
 from hypermargin.plots import Display, animate, explorer, pictures
 from hypermargin.plots.learned import frames
+from hypermargin.plots.snapshots import DIGITS
 from hypermargin.plots.style import Panels
+from hypermargin.runpage import write_report
+from hypermargin.training import Config, load, train
+from hypermargin.training.evaluation import open_parts
 
 DOCS = Path(__file__).resolve().parent
 FOLDER = DOCS / "pictures"
@@ -71,8 +76,17 @@ def draw_derivation() -> None:
             print(made.stem, flush=True)
 
 
+def run_page(folder: Path) -> Path:
+    """Train on digits for some seconds, and return the page that the run ends with."""
+    train(
+        Config(**DIGITS, head="arcface", dim=3, epochs=8, tensorboard=False, workers=0, threads=1, device="cpu"),
+        folder,
+    )
+    return write_report(folder, open_parts(folder, load(folder)), Thresholds.read(folder))
+
+
 def photograph(demo: Path | None) -> None:
-    """The explorer, and the demo's page and report if they are there, at the size of a desk and of a phone."""
+    """The explorer, the page of a run, and the demo's pages if they are there, for a desk and a phone."""
     program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if program is None:
         print("no Chromium: the screenshots stay as they are", file=sys.stderr)
@@ -85,6 +99,7 @@ def photograph(demo: Path | None) -> None:
         explorer.write(page)
         shots = [(page, "explorer", "light", "en"), (page, "explorer-dark", "dark", "en")]
         shots.append((page, "explorer-zh", "light", "zh"))
+        shots.append((run_page(Path(folder) / "run"), "run", "light", "en"))
         if demo is not None:
             report, shown = demo / "report.html", demo / "index.html"
             shots += [(report, "report", "light", "en"), (report, "report-dark", "dark", "en")]
@@ -94,7 +109,7 @@ def photograph(demo: Path | None) -> None:
                 shown = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
                 shown.goto(file.as_uri())
                 if lang != "en":
-                    shown.locator("[data-choice=lang]").select_option(lang)
+                    shown.locator("[data-choice=lang]").first.select_option(lang)
                 shown.screenshot(path=FOLDER / f"{name}{suffix}.png")
                 shown.close()
         browser.close()

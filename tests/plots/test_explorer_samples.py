@@ -200,7 +200,22 @@ def with_labels(content):
 
 
 def test_the_page_of_a_run_opens_in_the_explorer(browser, tmp_path):
-    flags = ("--data", "digits", "--dim", 8, "--epochs", 1, "--model", "mlp", "--threads", 1, "--workers", 0)
+    flags = (
+        "--data",
+        "digits",
+        "--dim",
+        8,
+        "--set",
+        "m=0.37",
+        "--epochs",
+        1,
+        "--model",
+        "mlp",
+        "--threads",
+        1,
+        "--workers",
+        0,
+    )
     code, _, err = here("train", *flags, "--no-tensorboard", "--quiet", "--out", tmp_path / "run")
     assert code == 0, err
     report = (tmp_path / "run" / "report.html").read_bytes()
@@ -211,6 +226,8 @@ def test_the_page_of_a_run_opens_in_the_explorer(browser, tmp_path):
         scale = float(trained.head.current_scale())
         shown = float(page.locator('[data-slider="s"] input[type=number]').input_value())
         assert shown == pytest.approx(max(scale, 1), rel=1e-5)
+        m = float(page.locator('[data-slider="m2"] input[type=number]').input_value())
+        assert m == pytest.approx(trained.head.margin.m, rel=1e-5), "as trained, not the paper's"
         assert page.locator('[data-shows="ball"]').text_content() == "Your samples on the sphere"
         assert "is no page of a run" in give(page, b"<p>hello", "other.html")
 

@@ -172,7 +172,7 @@ def test_the_cloud_is_log_sum_exp():
     x = torch.nn.functional.normalize(torch.randn(50, 8, generator=torch.Generator().manual_seed(0)))
     w = torch.nn.functional.normalize(torch.randn(9, 8, generator=torch.Generator().manual_seed(1)))
     y = torch.arange(50) % 9
-    found = cloud(x, y, w, most=20)
+    found = cloud(x, y, w, "weight", most=20)
     assert (len(found.own), found.of, found.classes) == (20, 50, 9)
     cosine = (x @ w.T)[torch.from_numpy(found.rows)]
     label = y[torch.from_numpy(found.rows), None]
@@ -275,6 +275,20 @@ def test_the_page_of_a_run_in_a_browser(report, browser, tmp_path, size, scheme)
         found.keyboard.press("ArrowRight")
         settle(found)
         assert picture.evaluate("c => c.toDataURL()") != before
+
+
+def test_known_classes_in_a_plane_have_their_vectors(browser, run, tmp_path):
+    flags = ("--data", "digits", "--dim", 2, "--epochs", 1, "--model", "mlp", "--threads", 1, "--workers", 0)
+    code, _, err = run("train", *flags, "--no-tensorboard", "--quiet", "--no-images", "--out", tmp_path / "run")
+    assert code == 0, err
+    text = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    vectors = data_of(text)["vectors"]
+    seen = np.frombuffer(base64.b64decode(vectors["at"]), "<f4").reshape(10, 2)
+    weight = hm.load(tmp_path / "run").head.weight.detach()
+    assert seen == pytest.approx(torch.nn.functional.normalize(weight).numpy(), abs=1e-6)
+    assert vectors["names"] == [str(k) for k in range(10)]
+    with opened(browser, text, tmp_path) as found:
+        assert "Two dimensions" in found.locator('[data-shows="space"]').text_content()
 
 
 def test_the_list_is_saved_as_csv(browser, tmp_path):

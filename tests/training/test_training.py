@@ -82,7 +82,7 @@ def test_settings_survive_toml():
 
 
 def test_examples_of_the_help_name_real_flags():
-    flags = {p.name for p in setting_flags()} | {"config", "out", "resume", "quiet"}
+    flags = {p.name for p in setting_flags()} | {"config", "out", "resume", "quiet", "live"}
     ours = re.sub(r"torchrun .* -m ", "", train_command.ABOUT)
     used = set(re.findall(r"--([a-z-]+)", ours))
     assert len(used) > 10

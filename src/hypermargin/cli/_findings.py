@@ -168,6 +168,7 @@ class Findings:
         self.verification, self.thresholds = v, _named(chosen)
         self.samples = (features, labels) if max(g.norms.within, g.norms.between) >= SAME_LENGTH else None
         self.page |= of_embeddings(subject or Subject(features, to_numpy(labels)), result, named(chosen))
+        self.page["chosen"] = None if known is None else known.part
         self.document |= result.to_dict()
         supports = {far: chosen.support(far) for far in chosen.far}
         self.document["thresholds"] = {

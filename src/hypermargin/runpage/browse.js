@@ -25,18 +25,28 @@ function startBrowser() {
   const first = data.thresholds.find(({ name }) => name === "eer") ?? data.thresholds[0];
   state.t = pointOf(first ? first.at : curve.threshold[curve.threshold.length >> 1]);
   if (data.samples) dots = { norm: floats(data.samples.norm), cosine: floats(data.samples.cosine) };
-  if (data.pairs) pairs = data.pairs.score.map((score, i) => ({
-    i, score, genuine: Boolean(data.pairs.genuine[i]), rows: [data.pairs.first[i], data.pairs.second[i]],
-  }));
+  if (data.pairs)
+    pairs = data.pairs.score.map((score, i) => ({
+      i,
+      score,
+      genuine: Boolean(data.pairs.genuine[i]),
+      rows: [data.pairs.first[i], data.pairs.second[i]],
+    }));
   one("#hp-t").addEventListener("input", (event) => choose({ t: Number(event.target.value) }));
-  const across = { scores: (x) => pointOf(x), roc: (x) => byRate(curve.far, 10 ** x), det: (x) => byRate(curve.far, fromProbit(x)) };
-  for (const [plot, point] of Object.entries(across)) draggable(one(`[data-plot="${plot}"]`), (x) => choose({ t: point(x) }));
+  const across = {
+    scores: (x) => pointOf(x),
+    roc: (x) => byRate(curve.far, 10 ** x),
+    det: (x) => byRate(curve.far, fromProbit(x)),
+  };
+  for (const [plot, point] of Object.entries(across))
+    draggable(one(`[data-plot="${plot}"]`), (x) => choose({ t: point(x) }));
   one('[data-plot="norms"]').addEventListener("click", pickSample);
   one('[data-plot="norms"]').addEventListener("keydown", stepSample);
   one('[data-do="forget"]').addEventListener("click", () => choose({ sample: null, pair: null }));
 }
 
-const byRate = (rates, wanted) => rates.reduce((best, rate, i) => (Math.abs(rate - wanted) < Math.abs(rates[best] - wanted) ? i : best), 0);
+const byRate = (rates, wanted) =>
+  rates.reduce((best, rate, i) => (Math.abs(rate - wanted) < Math.abs(rates[best] - wanted) ? i : best), 0);
 
 function choose(changes) {
   Object.assign(state, changes);
@@ -50,10 +60,14 @@ function drawBrowser() {
   const t = at();
   const slider = one("#hp-t");
   slider.value = state.t;
-  const unit = data.unit === "cosine" ? `${cosine(t)} · ${(Math.acos(Math.max(-1, Math.min(1, t))) * DEGREES).toFixed(1)}°` : show(shownScore(t));
+  const unit =
+    data.unit === "cosine"
+      ? `${cosine(t)} · ${(Math.acos(Math.max(-1, Math.min(1, t))) * DEGREES).toFixed(1)}°`
+      : show(shownScore(t));
   slider.setAttribute("aria-valuetext", unit);
   tell("t", unit);
   drawPresets();
+  tell("chosen", data.chosen && data.chosen !== data.part ? say(`chosen_${data.chosen}`) : say("chosen_here"));
   drawRates(t);
   drawScores(t);
   drawRoc();
@@ -64,15 +78,20 @@ function drawBrowser() {
 
 function drawPresets() {
   const place = list("presets");
-  const known = data.thresholds.map(({ name, at: score }) => [name === "eer" ? say("equal_errors") : `FAR ${name}`, pointOf(score)]);
+  const known = data.thresholds.map(({ name, at: score }) => [
+    name === "eer" ? say("equal_errors") : `FAR ${name}`,
+    pointOf(score),
+  ]);
   const made = state.lang + known.length;
   if (place.dataset.made !== made) {
     place.dataset.made = made;
-    place.replaceChildren(...known.map(([name, point]) => {
-      const button = el("button", { type: "button" }, name);
-      button.addEventListener("click", () => choose({ t: point }));
-      return button;
-    }));
+    place.replaceChildren(
+      ...known.map(([name, point]) => {
+        const button = el("button", { type: "button" }, name);
+        button.addEventListener("click", () => choose({ t: point }));
+        return button;
+      }),
+    );
   }
   [...place.children].forEach((button, i) => button.setAttribute("aria-pressed", known[i][1] === state.t));
 }
@@ -84,8 +103,11 @@ function drawRates() {
     ["FRR", percent(frr), say("of_genuine", { k: whole(frr * data.genuine), n: whole(data.genuine) })],
     ["TAR", percent(1 - frr), ""],
   ];
-  list("rates").replaceChildren(...rows.map(([name, value, note]) =>
-    el("div", {}, el("dt", {}, name), el("dd", {}, value), el("dd", { class: "hp-small" }, note))));
+  list("rates").replaceChildren(
+    ...rows.map(([name, value, note]) =>
+      el("div", {}, el("dt", {}, name), el("dd", {}, value), el("dd", { class: "hp-small" }, note)),
+    ),
+  );
 }
 
 // ---- plots ----------------------------------------------------------------------------------------------------
@@ -94,20 +116,45 @@ function drawRates() {
 const marked = () => (state.pair === null ? null : pairs[state.pair]);
 
 function drawScores(t) {
-  const { edges: [low, high], genuine, impostor } = data.histogram;
+  const {
+    edges: [low, high],
+    genuine,
+    impostor,
+  } = data.histogram;
   const sign = data.unit === "distance" ? -1 : 1;
   const step = (high - low) / genuine.length;
-  const steps = (counts, total) => [[low, 0], ...counts.flatMap((k, i) => {
-    const share = (100 * k) / total;
-    return [[low + i * step, share], [low + (i + 1) * step, share]];
-  }), [high, 0]];
-  const curves = [{ class: "hp-own", points: steps(genuine, data.genuine) }, { class: "hp-other", points: steps(impostor, data.impostor) }];
+  const steps = (counts, total) => [
+    [low, 0],
+    ...counts.flatMap((k, i) => {
+      const share = (100 * k) / total;
+      return [
+        [low + i * step, share],
+        [low + (i + 1) * step, share],
+      ];
+    }),
+    [high, 0],
+  ];
+  const curves = [
+    { class: "hp-own", points: steps(genuine, data.genuine) },
+    { class: "hp-other", points: steps(impostor, data.impostor) },
+  ];
   const most = Math.max(...curves.flatMap((c) => c.points.map((p) => p[1])));
   const pair = marked();
   chart(one('[data-plot="scores"]'), {
-    x: { range: [low, high], ticks: ticks(low, high, 5), write: (x) => plain(sign * x), label: say(`unit_${data.unit}`) },
-    y: { range: [0, 1.05 * most], label: say("axis_pairs") }, curves, cursor: Math.max(low, Math.min(high, t)), height: 230,
-    dots: pair ? [{ class: pair.genuine ? "hm-here hp-good" : "hm-here", at: [pair.score, 0.03 * most], r: 6 }] : [], name: say("scores_title"),
+    x: {
+      range: [low, high],
+      ticks: ticks(low, high, 5),
+      write: (x) => plain(sign * x),
+      label: say(`unit_${data.unit}`),
+    },
+    y: { range: [0, 1.05 * most], label: say("axis_pairs") },
+    curves,
+    cursor: Math.max(low, Math.min(high, t)),
+    height: 230,
+    dots: pair
+      ? [{ class: pair.genuine ? "hm-here hp-good" : "hm-here", at: [pair.score, 0.03 * most], r: 6 }]
+      : [],
+    name: say("scores_title"),
   });
 }
 
@@ -127,18 +174,33 @@ function drawRoc() {
     dotsShown.unshift({ class: "hm-knot", at: [rated(i), 100 * curve.tar[i]], r: 6 });
   }
   chart(one('[data-plot="roc"]'), {
-    x: { range: [least(), 0], ticks: ticks(least(), 0, 6, [1, 2, 5, 10]).filter(Number.isInteger), write: tenTo, label: "FAR" },
-    y: { range: [0, 100], label: "TAR, %" }, curves: [{ class: "hm-main", points }], dots: dotsShown,
-    cursor: rated(state.t), height: 230, name: say("roc_title"),
+    x: {
+      range: [least(), 0],
+      ticks: ticks(least(), 0, 6, [1, 2, 5, 10]).filter(Number.isInteger),
+      write: tenTo,
+      label: "FAR",
+    },
+    y: { range: [0, 100], label: "TAR, %" },
+    curves: [{ class: "hm-main", points }],
+    dots: dotsShown,
+    cursor: rated(state.t),
+    height: 230,
+    name: say("roc_title"),
   });
 }
 
 // The normal distribution's quantile (Acklam's rational approximation, 1e-9) and its inverse.
 function probit(p) {
   const [a, b, c, d] = [
-    [-39.69683028665376, 220.9460984245205, -275.9285104469687, 138.357751867269, -30.66479806614716, 2.506628277459239],
+    [
+      -39.69683028665376, 220.9460984245205, -275.9285104469687, 138.357751867269, -30.66479806614716,
+      2.506628277459239,
+    ],
     [-54.47609879822406, 161.5858368580409, -155.6989798598866, 66.80131188771972, -13.28068155288572, 1],
-    [-0.007784894002430293, -0.3223964580411365, -2.400758277161838, -2.549732539343734, 4.374664141464968, 2.938163982698783],
+    [
+      -0.007784894002430293, -0.3223964580411365, -2.400758277161838, -2.549732539343734, 4.374664141464968,
+      2.938163982698783,
+    ],
     [0.007784695709041462, 0.3224671290700398, 2.445134137142996, 3.754408661907416, 1],
   ];
   const poly = (k, x) => k.reduce((sum, each) => sum * x + each, 0);
@@ -169,14 +231,32 @@ function drawDet() {
   const axis = DET.filter((p) => p >= floor).map((p) => probit(p));
   const write = (x) => `${plain(100 * Number(fromProbit(x).toPrecision(3)))}`;
   const range = [probit(floor), probit(WORST)];
-  const points = curve.far.map((far, i) => [far, 1 - curve.tar[i]]).filter(([a, b]) => a <= WORST && b <= WORST)
+  const points = curve.far
+    .map((far, i) => [far, 1 - curve.tar[i]])
+    .filter(([a, b]) => a <= WORST && b <= WORST)
     .map(([a, b]) => [clip(a), clip(b)]);
   const here = [clip(curve.far[state.t]), clip(1 - curve.tar[state.t])];
   const equal = probit(Math.max(floor, data.eer));
   chart(one('[data-plot="det"]'), {
-    x: { range, ticks: axis, write, label: "FAR, %" }, y: { range, ticks: axis, write, label: "FRR, %" },
-    curves: [{ class: "hm-plain", points: [[range[0], range[0]], [range[1], range[1]]] }, { class: "hm-main", points }],
-    dots: [{ class: "hm-knot", at: [equal, equal] }, { class: "hm-here", at: here, r: 5.5 }], cursor: here[0], height: 230, name: say("det_title"),
+    x: { range, ticks: axis, write, label: "FAR, %" },
+    y: { range, ticks: axis, write, label: "FRR, %" },
+    curves: [
+      {
+        class: "hm-plain",
+        points: [
+          [range[0], range[0]],
+          [range[1], range[1]],
+        ],
+      },
+      { class: "hm-main", points },
+    ],
+    dots: [
+      { class: "hm-knot", at: [equal, equal] },
+      { class: "hm-here", at: here, r: 5.5 },
+    ],
+    cursor: here[0],
+    height: 230,
+    name: say("det_title"),
   });
 }
 
@@ -186,10 +266,18 @@ function drawNorms() {
   dots.norm.forEach((norm, k) => alone.has(data.samples.label[k]) || points.push([norm, dots.cosine[k]]));
   const picked = [...(marked()?.rows ?? []), ...(state.sample === null ? [] : [state.sample])];
   const x = ranged(points.map((p) => p[0]));
-  const y = ranged(points.map((p) => p[1]), Infinity, 1);
+  const y = ranged(
+    points.map((p) => p[1]),
+    Infinity,
+    1,
+  );
   chart(one('[data-plot="norms"]'), {
-    x: { range: x, ticks: ticks(...x, 5), write: plain, label: say("axis_length") }, y: { range: y, label: say("axis_own_cosine") },
-    curves: [], clouds: [{ class: "hp-dots", points }], height: 230, name: say("norms_title"),
+    x: { range: x, ticks: ticks(...x, 5), write: plain, label: say("axis_length") },
+    y: { range: y, label: say("axis_own_cosine") },
+    curves: [],
+    clouds: [{ class: "hp-dots", points }],
+    height: 230,
+    name: say("norms_title"),
     dots: picked.map((k) => ({ class: "hm-here", at: [dots.norm[k], dots.cosine[k]], r: 6 })),
   });
 }
@@ -217,77 +305,4 @@ function stepSample(event) {
   const order = [...dots.norm.keys()].sort((a, b) => dots.norm[a] - dots.norm[b]);
   const now = state.sample === null ? -1 : order.indexOf(state.sample);
   choose({ sample: order[Math.max(0, Math.min(order.length - 1, now + by))], pair: null });
-}
-
-// ---- pairs ----------------------------------------------------------------------------------------------------
-
-function drawPairs(t) {
-  const most = shown();
-  const wrong = pairs.filter((pair) => !pair.genuine && pair.score >= t);
-  const lost = pairs.filter((pair) => pair.genuine && pair.score < t).reverse();
-  const near = [...pairs].sort((a, b) => Math.abs(a.score - t) - Math.abs(b.score - t)).slice(0, most).sort((a, b) => b.score - a.score);
-  const own = state.sample === null ? null : pairs.filter((pair) => pair.rows.includes(state.sample));
-  const counts = { accepted: whole(curve.far[state.t] * data.impostor), rejected: whole((1 - curve.tar[state.t]) * data.genuine) };
-  tell("accepted", say("accepted", { n: counts.accepted }));
-  tell("rejected", say("rejected", { n: counts.rejected }));
-  tell("near", own ? say("of_sample", { name: `${nameOf(state.sample)}, ${whereOf(rowOf(state.sample))}` }) : say("near"));
-  one('[data-do="forget"]').hidden = state.sample === null && state.pair === null;
-  cards("accepted", wrong.slice(0, most), t);
-  cards("rejected", lost.slice(0, most), t);
-  cards("near", own ?? near, t);
-  const complete = (data.pairs.highest ?? Infinity) <= t;
-  confusions(wrong, lost, complete, (data.pairs.lowest ?? -Infinity) >= t);
-  tell("kept", say(complete ? "kept_all" : "kept_some", { n: whole(pairs.filter((pair) => !pair.genuine).length) }));
-  const pair = marked();
-  tell("picked", pair ? spoken(pair, t) : "");
-}
-
-const verdict = ({ genuine, score }, t) => say(`${genuine ? "same" : "different"}_${score >= t ? "yes" : "no"}`);
-const spoken = (pair, t) => `${pair.rows.map(nameOf).join(" – ")}: ${cosine(pair.score)}, ${verdict(pair, t)}`;
-
-// Cards are made anew only where they are other pairs: a focused one keeps its focus.
-function cards(where, found, t) {
-  const place = list(where);
-  const key = `${state.lang} ${found.map((pair) => pair.i).join()}`;
-  if (place.dataset.made !== key) {
-    place.dataset.made = key;
-    place.replaceChildren(...(found.length ? found.map(pairCard) : [el("p", { class: "hp-small" }, say("no_pairs"))]));
-  }
-  found.forEach((pair, i) => {
-    const button = place.children[i];
-    button.setAttribute("aria-pressed", state.pair === pair.i);
-    button.dataset.verdict = pair.genuine === pair.score >= t ? "right" : "wrong";
-    button.querySelector(".hp-lines").lastChild.textContent = `${data.unit === "cosine" ? cosine(pair.score) : show(pair.score)} · ${verdict(pair, t)}`;
-  });
-}
-
-function pairCard(pair) {
-  const [a, b] = pair.rows.map(nameOf);
-  const button = card(pair.rows.map(rowOf), [pair.genuine ? a : `${a} – ${b}`, ""], { type: "button" });
-  for (const kind of ["click", "focus", "mouseenter"]) button.addEventListener(kind, () => choose({ pair: pair.i }));
-  return button;
-}
-
-// Which identities are taken for each other, and which are refused, among the pairs in this page.
-function confusions(wrong, lost, allWrong, allLost) {
-  const count = (found, names) => {
-    const counts = new Map();
-    for (const pair of found) {
-      const key = names(pair);
-      const known = counts.get(key) ?? [0, pair.score];
-      counts.set(key, [known[0] + 1, known[1]]);
-    }
-    return [...counts].sort((a, b) => b[1][0] - a[1][0] || b[1][1] - a[1][1]).slice(0, 8);
-  };
-  const label = data.samples.label;
-  const two = count(wrong, ({ rows }) => rows.map((k) => label[k]).sort((a, b) => a - b).join());
-  const single = count(lost, ({ rows }) => String(label[rows[0]]));
-  const named = (key) => key.split(",").map((k) => data.samples.names[k]).join(" – ");
-  const rows = (found, all) => found.map(([key, [n, score]]) =>
-    el("tr", {}, el("th", { scope: "row" }, named(key)), el("td", {}, `${all ? "" : "≥ "}${whole(n)}`), el("td", {}, cosine(score))));
-  const fillTable = (where, found, all, column) => list(where).replaceChildren(found.length
-    ? table([say(column), say("column_pairs"), say(where === "confused" ? "column_highest" : "column_lowest")], rows(found, all))
-    : el("p", { class: "hp-small" }, say("no_pairs")));
-  fillTable("confused", two, allWrong, "column_two");
-  fillTable("refused", single, allLost, "column_identity");
 }

@@ -32,12 +32,13 @@ class Cloud:
     rows: Counts
     of: int  # samples that they were drawn from
     classes: int
+    against: str  # "weight", the head's class vectors, or "means", of the classes' own samples
 
     def as_plain(self) -> dict[str, Any]:
         """Return it for JSON; arrays are float32 in base64, little-endian."""
         return {
             "own": packed(self.own), "rival": packed(self.rival), "rest": packed(self.rest),
-            "rows": self.rows.tolist(), "of": self.of, "classes": self.classes,
+            "rows": self.rows.tolist(), "of": self.of, "classes": self.classes, "against": self.against,
         }  # fmt: skip
 
 
@@ -47,7 +48,7 @@ def packed(values: Array) -> str:
 
 
 @torch.no_grad()
-def cloud(x: Tensor, y: Tensor, weight: Tensor, most: int = MOST) -> Cloud:
+def cloud(x: Tensor, y: Tensor, weight: Tensor, against: str, most: int = MOST) -> Cloud:
     """Measure unit features (N, d) with labels (N,), rows of the unit class vectors (C, d).
 
     Of many samples `most` are drawn, and fewer of very many classes.
@@ -65,4 +66,4 @@ def cloud(x: Tensor, y: Tensor, weight: Tensor, most: int = MOST) -> Cloud:
         rival.append(cosine.amax(1))
         rest.append(torch.stack([(s * cosine).logsumexp(1) / s for s in NODES], 1))
     one, two, three = (torch.cat(values).double().cpu().numpy() for values in (own, rival, rest))
-    return Cloud(one, two, three, rows, N, C)
+    return Cloud(one, two, three, rows, N, C, against)

@@ -149,7 +149,7 @@ def against_centers(features: Tensor, labels: Array) -> Cloud | None:
     if len(s.sizes) < 2 or not len(social):
         return None
     at = torch.from_numpy(social).to(s.x.device)
-    return cloud(s.x[at], y[at], centers)
+    return cloud(s.x[at], y[at], centers, "means")
 
 
 def _by_importance(pairs: WorstPairs, look: LookFirst, at: float) -> Iterator[int]:

@@ -22,9 +22,10 @@ function el(tag, attributes = {}, ...children) {
   return found;
 }
 
-const tell = (where, text) => all(`[data-shows="${where}"]`).forEach((place) => {
-  if (place.textContent !== text) place.textContent = text;
-});
+const tell = (where, text) =>
+  all(`[data-shows="${where}"]`).forEach((place) => {
+    if (place.textContent !== text) place.textContent = text;
+  });
 
 // 0.01234 → 1.23 %, and more digits close to 0 or 1.
 function percent(share) {
@@ -45,11 +46,13 @@ const colour = (name) => getComputedStyle(root).getPropertyValue(`--${name}`).tr
 function about() {
   const found = data.about ?? {};
   const parts = [];
-  if (found.samples) parts.push(say("about_samples", { n: whole(found.samples), k: whole(found.identities), d: found.dim }));
+  if (found.samples)
+    parts.push(say("about_samples", { n: whole(found.samples), k: whole(found.identities), d: found.dim }));
   else if (data.genuine) parts.push(say("about_pairs", { g: whole(data.genuine), a: whole(data.impostor) }));
   if (data.part) parts.push(say(`part_${data.part}`));
   if (data.step) parts.push(say("about_step", { step: whole(data.step) }));
   if (data.eer !== undefined) parts.push(say("about_eer", { eer: percent(data.eer) }));
+  if (data.why) parts.push(data.why);
   if (data.date) parts.push(data.date);
   return parts.join(" ");
 }
@@ -61,7 +64,9 @@ function drawWords() {
   tell("about", about());
   for (const place of all("[data-word]")) place.textContent = say(place.dataset.word);
   const sections = all("main > section[id]").filter((section) => !section.hidden);
-  const links = sections.filter(({ id }) => id !== "live").map(({ id }) => el("a", { href: `#${id}` }, say(`nav_${id}`)));
+  const links = sections
+    .filter(({ id }) => id !== "live")
+    .map(({ id }) => el("a", { href: `#${id}` }, say(`nav_${id}`)));
   if (document.getElementById("explorer")) links.push(el("a", { href: "#explorer" }, say("nav_explorer")));
   list("nav").replaceChildren(...links);
   list("nav").setAttribute("aria-label", say("sections"));
@@ -94,7 +99,9 @@ function table(head, body) {
 }
 
 function drawSettings() {
-  const rows = Object.entries(data.settings).map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)));
+  const rows = Object.entries(data.settings).map(([name, value]) =>
+    el("div", {}, el("dt", {}, name), el("dd", {}, value)),
+  );
   list("settings").replaceChildren(...rows);
 }
 
@@ -109,24 +116,49 @@ function picture(row) {
 }
 
 function card(rows, lines, attributes = {}) {
-  const pictures = Object.keys(data.pictures ?? {}).length ? [el("span", { class: "hp-shots" }, ...rows.map(picture))] : [];
+  const pictures = Object.keys(data.pictures ?? {}).length
+    ? [el("span", { class: "hp-shots" }, ...rows.map(picture))]
+    : [];
   const text = lines.map((line) => el("span", {}, line));
-  return el(attributes.type ? "button" : "div", { class: "hp-card", title: rows.map(whereOf).join(" · "), ...attributes },
-    ...pictures, el("span", { class: "hp-lines" }, ...text));
+  return el(
+    attributes.type ? "button" : "div",
+    { class: "hp-card", title: rows.map(whereOf).join(" · "), ...attributes },
+    ...pictures,
+    el("span", { class: "hp-lines" }, ...text),
+  );
 }
 
 const cosine = (x) => x.toFixed(3).replace("-", "−");
 
 function drawLook() {
   const { found } = data.look;
-  const [duplicates, mislabelled, split] = ["duplicates", "mislabelled", "split"].map((kind) => data.look[kind].slice(0, LISTED));
+  const [duplicates, mislabelled, split] = ["duplicates", "mislabelled", "split"].map((kind) =>
+    data.look[kind].slice(0, LISTED),
+  );
   const shown = {
-    duplicates: duplicates.map((d) => card(d.rows, [`${d.first} = ${d.second} ?`,
-      say("look_between", { between: cosine(d.between), within: d.within === null ? "–" : cosine(d.within) })])),
-    mislabelled: mislabelled.map((m) => card([m.row, m.example], [whereOf(m.row), say("look_other", m),
-      say("look_cosines", { own: cosine(m.own), theirs: cosine(m.theirs) })])),
-    split: split.map((p) => card(p.rows, [p.label, say("look_groups", { a: p.sizes[0], b: p.sizes[1] }),
-      say("look_across", { across: cosine(p.across) })])),
+    duplicates: duplicates.map((d) =>
+      card(d.rows, [
+        `${d.first} = ${d.second} ?`,
+        say("look_between", { between: cosine(d.between), within: d.within === null ? "–" : cosine(d.within) }),
+      ]),
+    ),
+    mislabelled: mislabelled.map((m) =>
+      card(
+        [m.row, m.example],
+        [
+          whereOf(m.row),
+          say("look_other", m),
+          say("look_cosines", { own: cosine(m.own), theirs: cosine(m.theirs) }),
+        ],
+      ),
+    ),
+    split: split.map((p) =>
+      card(p.rows, [
+        p.label,
+        say("look_groups", { a: p.sizes[0], b: p.sizes[1] }),
+        say("look_across", { across: cosine(p.across) }),
+      ]),
+    ),
   };
   Object.entries(shown).forEach(([kind, cards], i) => {
     const n = found[i];
@@ -156,124 +188,6 @@ function save(text, name) {
   const link = el("a", { href: url, download: name });
   link.click();
   setTimeout(() => URL.revokeObjectURL(url), 1000);
-}
-
-// ---- curves of the log, angles --------------------------------------------------------------------------------
-
-const CURVES = [
-  ["loss", [["train", "loss"]]], ["accuracy", [["train", "accuracy"], ["validation", "accuracy"]]],
-  ["angle", [["train", "angle"], ["train", "rival_angle"]]], ["eer", [["validation", "eer"]]],
-  ["norm", [["train", "norm_p50"], ["train", "norm_p10"], ["train", "norm_p90"]]], ["rate", [["train", "images_per_s"]]],
-];
-const SHARES = ["accuracy", "eer"];
-const LINES = ["hm-main", "hm-second", "hm-plain"];
-
-function seriesOf([kind, name]) {
-  const found = data.log?.[kind];
-  if (!found?.[name]) return null;
-  const points = found.step.map((step, i) => [step, found[name][i]]).filter(([, y]) => y !== null && Number.isFinite(y));
-  return points.length ? { name: `${kind}_${name}`, points } : null;
-}
-
-const ranged = (values, low = Infinity, high = -Infinity) => {
-  for (const value of values) [low, high] = [Math.min(low, value), Math.max(high, value)];
-  return low === high ? [low - 0.5, high + 0.5] : [low, high];
-};
-
-function drawCurves() {
-  const shown = CURVES.map(([key, asked]) => [key, asked.map(seriesOf).filter(Boolean)]).filter(([, s]) => s.length);
-  figures("curves", shown, ([key, series], svg) => {
-    const points = series.flatMap((each) => each.points);
-    const times = SHARES.includes(key) ? 100 : 1;
-    const curves = series.map((each, i) => ({ class: LINES[i], points: each.points.map(([a, b]) => [a, times * b]) }));
-    const x = ranged(points.map((p) => p[0]), 0);
-    const y = ranged(points.map((p) => times * p[1]), key === "loss" || key === "eer" ? 0 : Infinity);
-    const label = say(`axis_${key}`);
-    chart(svg, { x: { range: x, ticks: ticks(...x, 5), write: whole, label: say("axis_step") }, y: { range: y, label }, curves,
-      height: 220, name: say(`curve_${key}`) });
-  }, ([key, series]) => [say(`curve_${key}`), series.map((each) => say(`line_${each.name}`))]);
-}
-
-function drawAngles() {
-  figures("angles", data.angles, ({ own, rival, n }, svg) => {
-    const most = Math.max(...own, ...rival, 1);
-    const end = Math.min(180, 15 * (Math.max(own.findLastIndex((k) => k > 0), rival.findLastIndex((k) => k > 0)) / 15 + 1 | 0));
-    const steps = (counts) => [[0, 0], ...counts.slice(0, end).flatMap((k, i) => [[i, (100 * k) / n], [i + 1, (100 * k) / n]]), [end, 0]];
-    chart(svg, { x: { range: [0, end], ticks: ticks(0, end, 5, [1.5, 3, 4.5, 6, 9, 15]), write: (x) => `${x}°`, label: say("axis_angle") },
-      y: { range: [0, (105 * most) / n], label: say("axis_share") },
-      curves: [{ class: "hp-own", points: steps(own) }, { class: "hp-other", points: steps(rival) }], height: 220,
-      name: say("angles_title") });
-  }, ({ what, n }) => [say(`angles_${what}`, { n: whole(n) }), [say("own_class"), say("nearest_other")]]);
-}
-
-// A figure for each entry, with a legend; made once for a language, drawn as often as needed.
-function figures(where, entries, drawOne, wordsOf) {
-  const place = list(where);
-  const wanted = `${state.lang} ${entries.length}`;
-  if (place.dataset.made !== wanted) {
-    const kinds = where === "angles" ? ["hp-own", "hp-other"] : LINES.map((kind) => `hp-${kind}`);
-    place.replaceChildren(...entries.map((entry) => {
-      const [title, names] = wordsOf(entry);
-      const items = names.map((name, i) => el("li", {}, el("i", { class: kinds[i] }), name));
-      const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-      svg.setAttribute("role", "img");
-      return el("figure", {}, el("figcaption", {}, title), el("ul", { class: "hp-legend" }, ...items), svg);
-    }));
-    place.dataset.made = wanted;
-    measure([...place.querySelectorAll("figure > svg")]);
-  }
-  [...place.querySelectorAll("figure > svg")].forEach((svg, i) => widthOf(svg) && drawOne(entries[i], svg));
-}
-
-// ---- features in space ----------------------------------------------------------------------------------------
-
-let turned = null;
-
-function drawSpace() {
-  if (!data.points) return;
-  const { dim, share, names, label, width } = data.points;
-  const kind = dim <= 3 ? `space_${dim}` : "space_more";
-  tell("space", say(kind, { share: percent(share), n: whole(label.length) }));
-  const styles = names.map((_, k) => [colour(COLOURS[k % 7]), Math.floor(k / 7) % 3]);
-  const shown = names.slice(0, 14).map((name, k) =>
-    el("li", {}, el("i", { class: `hp-mark hp-mark${Math.floor(k / 7) % 3}`, style: `--c:${styles[k][0]}` }), name));
-  if (names.length > 14) shown.push(el("li", {}, say("and_more", { n: whole(names.length - 14) })));
-  list("space").replaceChildren(...shown);
-  const canvas = one('[data-plot="space"]');
-  canvas.setAttribute("aria-label", say(kind, { share: percent(share), n: whole(label.length) }));
-  turned ??= width === 3 ? turnable(canvas, spaceScene) : () => drawPlane(canvas);
-  turned();
-}
-
-// Names share a style with the seventh after them, so a style is colour and mark alone: 21 of them.
-const styleOf = (k) => k % 21;
-
-let spaceAt = null;
-function spaceScene() {
-  spaceAt ??= { at: floats(data.points.at), kind: data.points.label.map(styleOf) };
-  const styles = Array.from({ length: 21 }, (_, k) => [colour(COLOURS[k % 7]), Math.floor(k / 7)]);
-  return { ...spaceAt, styles, ink: colour("ink"), ground: colour("ground"), faint: colour("faint") };
-}
-
-function drawPlane(canvas) {
-  const { at, kind, styles, faint } = spaceScene();
-  const size = Math.max(1, Math.round(canvas.clientWidth * Math.min(2, window.devicePixelRatio || 1)));
-  [canvas.width, canvas.height] = [size, size];
-  const pen = canvas.getContext("2d");
-  const lengths = Float32Array.from(kind, (_, i) => Math.hypot(at[2 * i], at[2 * i + 1])).sort();
-  const unit = (0.45 * size) / (lengths[Math.floor(0.99 * (lengths.length - 1))] || 1);
-  pen.strokeStyle = faint;
-  pen.beginPath();
-  pen.moveTo(0, size / 2); pen.lineTo(size, size / 2); pen.moveTo(size / 2, 0); pen.lineTo(size / 2, size);
-  pen.stroke();
-  pen.globalAlpha = 0.7;
-  styles.forEach(([fill, mark], style) => {
-    pen.fillStyle = fill;
-    pen.beginPath();
-    kind.forEach((k, i) => k === style && spot(pen, size / 2 + unit * at[2 * i], size / 2 - unit * at[2 * i + 1], size / 180, mark));
-    pen.fill();
-  });
-  pen.globalAlpha = 1;
 }
 
 // ---- start ----------------------------------------------------------------------------------------------------

@@ -8,10 +8,11 @@ from importlib.resources import files
 from typing import Any
 
 from hypermargin import checks
+from hypermargin.evaluate.report import plain
 from hypermargin.plots import explorer
 from hypermargin.plots.html import POLICY, as_json, document
 
-SCRIPTS = "browse.js", "live.js", "page.js"
+SCRIPTS = "browse.js", "pairs.js", "figures.js", "live.js", "page.js"
 
 
 def page(data: dict[str, Any], lang: str = "en", *, policy: str = POLICY) -> str:
@@ -30,7 +31,7 @@ start();
 """
     below = "" if data.get("live") else f'\n<section id="explorer" aria-label="explorer">\n{body}\n</section>'
     whole = f"""{_asset("page.html")}{below}
-<script type="application/json" id="hm-data">{as_json(data)}</script>"""
+<script type="application/json" id="hm-data">{as_json(plain(data))}</script>"""
     style = "\n".join(([] if data.get("live") else [css]) + [explorer.colours(":root"), _asset("page.css")])
     scripts = code if data.get("live") else f"{script}\n{code}"
     return document(data["title"], style, whole, scripts, lang=explorer.TAGS[lang], policy=policy)

@@ -15,12 +15,14 @@ from hypermargin.common.environment import versions
 from hypermargin.data import Data
 from hypermargin.data.base import Rows
 from hypermargin.numerics import unit
-from hypermargin.runpage.cloud import Cloud, cloud
+from hypermargin.plots import explorer
+from hypermargin.runpage.cloud import Cloud, cloud, packed
 from hypermargin.training import Trained
 from hypermargin.training.config import Config
-from hypermargin.training.evaluation import Parts, prototypes
+from hypermargin.training.evaluation import Parts, margin_of, prototypes
 
 SERIES = 300  # points of a line
+MOST_VECTORS = 30  # of classes, that are drawn
 KINDS = "train", "validation"
 LEFT_OUT = "data", "init", "exclude", "verify_images"  # paths, of which the last name is enough
 
@@ -79,10 +81,23 @@ def settings(config: Config) -> dict[str, str]:
 def of_head(trained: Trained) -> dict[str, Any]:
     """Return what the explorer needs to stand where the head stands."""
     head = trained.head
+    margin = margin_of(head)
     return {
-        "name": trained.config.head, "margin": str(head.margin), "scale": float(head.current_scale().detach()),
+        "name": trained.config.head, "margin": str(head.margin),
+        "numbers": None if margin is None else explorer.numbers_of(margin),
+        "lambda": float(head.current_adjustment().lam), "scale": float(head.current_scale().detach()),
         "unit_features": head.settings.unit_features, "unit_weight": head.settings.unit_weight,
     }  # fmt: skip
+
+
+def class_vectors(trained: Trained) -> dict[str, Any] | None:
+    """Return the directions of the class vectors, to stand beside features of known classes in a plane or space."""
+    weight = prototypes(trained.head)
+    few = weight is not None and weight.shape[1] in (2, 3) and len(weight) <= MOST_VECTORS
+    if weight is None or not few or trained.about.open_set:
+        return None
+    shown = unit(weight).cpu().numpy()
+    return {"at": packed(shown), "width": shown.shape[1], "names": list(trained.classes)}
 
 
 @torch.no_grad()
@@ -96,7 +111,7 @@ def training_cloud(parts: Parts) -> Cloud | None:
     length = features.norm(dim=1)
     if not bool((length > 0).all()):
         return None
-    return cloud(unit(features.to(weight)), targets, unit(weight))
+    return cloud(unit(features.to(weight)), targets, unit(weight), "weight")
 
 
 def where_of(data: Data, rows: Rows) -> Callable[[int], str]:

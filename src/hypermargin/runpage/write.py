@@ -44,7 +44,8 @@ def write_report(folder: Path, parts: Parts, thresholds: Thresholds | None = Non
             continue
         subject = subject_of(smaller, part, images=images)
         chosen = named(thresholds) if thresholds is not None else named(own_thresholds(result))
-        content = of_samples(subject, result, chosen) | {"part": part, "angles": [of_centers(subject)]}
+        content = of_samples(subject, result, chosen) | {"part": part, "angles": of_centers(subject)}
+        content["chosen"] = None if thresholds is None else thresholds.part
         break
     about = of_run(folder, Parts(trained, parts.data, parts.split, feed=feed, most=MOST_TRAINED))
     whole = content | about | {"angles": about["angles"] + content.get("angles", [])}
@@ -65,6 +66,7 @@ def of_run(folder: Path, parts: Parts) -> dict[str, Any]:
         "step": trained.step, "date": now()[:10], "log": run.read_curves(folder),
         "settings": run.settings(trained.config), "head": run.of_head(trained), "angles": [],
     }  # fmt: skip
+    found["vectors"] = run.class_vectors(trained)
     cloud = run.training_cloud(parts)
     if cloud is not None:
         found["cloud"] = cloud.as_plain()
@@ -72,10 +74,10 @@ def of_run(folder: Path, parts: Parts) -> dict[str, Any]:
     return found
 
 
-def of_centers(subject: Subject) -> dict[str, Any]:
-    """Return the angles of samples to the centers of their classes."""
+def of_centers(subject: Subject) -> list[dict[str, Any]]:
+    """Return the angles of samples to the centers of their classes, where there are two of one."""
     cloud = against_centers(subject.features, subject.labels)
-    return {} if cloud is None else angles("centers", cloud)
+    return [] if cloud is None else [angles("centers", cloud)]
 
 
 def subject_of(parts: Parts, part: str, *, images: bool) -> Subject:

@@ -8,8 +8,9 @@ them together. Heads and colours come from the library, words from words.json.
 
     maths.js     the formulas                    draw.js    SVG from numbers
     panels.js    what follows from the state     ladder.js  from the hinge to AM-Softmax, a step at a time
-    npz.js       arrays from a file              samples.js where the reader's samples stand, for every setting
-    shown.js     the panel of these samples      sphere.js  points that can be turned
+    npz.js       arrays from a file              measured.js  where the reader's samples stand
+    samples.js   what a setting makes of them    shown.js     the panel of these samples
+    sphere.js    points that can be turned
     explorer.js  the state and its controls
 """
 
@@ -42,10 +43,11 @@ from hypermargin.recipes import FAMILY
 from hypermargin.rules import SOFTMAX
 from hypermargin.schedule import LambdaAnnealing
 
-__all__ = ["POLICY", "TAGS", "asset", "colours", "heads", "page", "parts", "words", "write"]
+__all__ = ["POLICY", "TAGS", "asset", "colours", "heads", "numbers_of", "page", "parts", "words", "write"]
 TAGS = {"en": "en", "zh": "zh-Hans"}  # what documents say of their language
 SCRIPTS = (
-    "maths.js", "draw.js", "sphere.js", "panels.js", "ladder.js", "npz.js", "samples.js", "shown.js", "explorer.js",
+    "maths.js", "draw.js", "sphere.js", "panels.js", "ladder.js",
+    "npz.js", "measured.js", "samples.js", "shown.js", "explorer.js",
 )  # fmt: skip
 
 # Heads whose ψ has a form of its own, at the numbers that maths.js has.
@@ -72,7 +74,8 @@ def parts(lang: str = "en") -> tuple[str, str, str]:
     data = as_json({"lang": lang, "words": words(), "heads": heads()})
     code = "\n".join(asset(name) for name in SCRIPTS)
     script = f'((root, data) => {{\n"use strict";\n{code}\n}})(document.querySelector(".hm-explorer"), {data});'
-    return colours(".hm-explorer") + "\n" + asset("explorer.css"), asset("page.html"), script
+    css = "\n".join((colours(".hm-explorer"), asset("explorer.css"), asset("samples.css")))
+    return css, asset("page.html"), script
 
 
 def write(path: str | os.PathLike[str], lang: str = "en") -> None:
@@ -93,7 +96,7 @@ def heads() -> list[dict[str, Any]]:
     """
     found = []
     for name, recipe in FAMILY.items():
-        numbers = (1.0, 0.0, 0.0) if recipe.margin in FORMS_AT else _numbers(recipe.margin)
+        numbers = (1.0, 0.0, 0.0) if recipe.margin in FORMS_AT else numbers_of(recipe.margin)
         if numbers is None or recipe.rule != SOFTMAX or recipe.centers.count > 1 or recipe.by_counts:
             continue
         if not recipe.view.is_identity:
@@ -124,7 +127,7 @@ def _at_length(name: str, what: str, m2: float, m3: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _numbers(margin: Margin) -> tuple[float, float, float] | None:
+def numbers_of(margin: Margin) -> tuple[float, float, float] | None:
     """Return (m1, m2, m3) of a margin g(m1·θ + m2) − m3; None for one that is not of this form."""
     if type(margin) not in (NoMargin, SphereFace, ArcFace, CosFace, Combined):
         return None  # a subclass adds something

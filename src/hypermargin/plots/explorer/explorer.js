@@ -4,7 +4,9 @@ const START = {
   head: "arcface", m1: 1, m2: 0.5, m3: 0, lambda: 0, s: 64, classes: 1000, theta12: 90, theta: 55,
   rivals: "right", P: 0.99, step: 1, form: "",
 };
-const CHOICES = { form: ["", ...Object.keys(FORMS)], rivals: ["right", "simplex"], P: [0.9, 0.99, 0.999], lang: Object.keys(data.words) };
+const CHOICES = {
+  form: ["", ...Object.keys(FORMS)], rivals: ["right", "simplex"], P: [0.9, 0.99, 0.999], lang: Object.keys(data.words),
+};
 
 // Logarithmic sliders walk along round numbers, so that every press of an arrow key is a visible step.
 const decades = (from, to) => {
@@ -167,7 +169,8 @@ function drawControls() {
 }
 
 const FORM_WORDS = { x2: "form_x2", expface: "form_expface" };
-const freeWords = (head) => (!head || head.unit_features ? "" : say(head.unit_weight ? "free_features" : "free_both"));
+const freeWords = (head) =>
+  !head || head.unit_features ? "" : say(head.unit_weight ? "free_features" : "free_both");
 
 // ---- a pinned curve, and what can be copied -------------------------------------------------------------------
 
@@ -192,10 +195,12 @@ function headAs() {
 
 function asPython() {
   const { name, numbers, lambda } = headAs();
-  const given = [`"${name}"`, "dim=128", `classes=${state.classes}`, ...Object.entries(numbers).map(([key, value]) => `${key}=${value}`)];
+  const set = Object.entries(numbers).map(([key, value]) => `${key}=${value}`);
+  const given = [`"${name}"`, "dim=128", `classes=${state.classes}`, ...set];
   if (lambda) given.push(`schedule=LambdaAnnealing(base=${lambda}, floor=${lambda})`);
   const more = lambda ? "from hypermargin.schedule import LambdaAnnealing\n" : "";
-  return `import hypermargin as hm\n${more}\nhead = hm.create_head(${given.join(", ")})\nloss = head(features, labels)\n`;
+  const made = `head = hm.create_head(${given.join(", ")})\nloss = head(features, labels)\n`;
+  return `import hypermargin as hm\n${more}\n${made}`;
 }
 
 function asCommand() {

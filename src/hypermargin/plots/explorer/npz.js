@@ -35,7 +35,8 @@ function unzip(bytes) {
   const unpack = async (member) => {
     const { flags, method, packed, size, start } = member;
     if (flags & 1 || ![0, 8].includes(method)) refuse("file_packing");
-    if ([packed, size, start].includes(0xffffffff) || size > MOST_BYTES) refuse("file_large", { most: MOST_BYTES / 2 ** 20 });
+    if ([packed, size, start].includes(0xffffffff) || size > MOST_BYTES)
+      refuse("file_large", { most: MOST_BYTES / 2 ** 20 });
     if (start + 30 > bytes.length || view.getUint32(start, true) !== 0x04034b50) refuse("file_damaged");
     const from = start + 30 + view.getUint16(start + 26, true) + view.getUint16(start + 28, true);
     if (from + packed > bytes.length) refuse("file_damaged");
@@ -80,21 +81,37 @@ function npy(bytes, name) {
   const kind = /'descr'\s*:\s*'([<>|=]?)([a-zA-Z])(\d*)'/.exec(header);
   const sides = /'shape'\s*:\s*\(([\d,\s]*)\)/.exec(header);
   if (!kind || !sides) refuse("array_kind", { name });
-  const shape = sides[1].split(",").map((text) => text.trim()).filter(Boolean).map(Number);
+  const shape = sides[1]
+    .split(",")
+    .map((text) => text.trim())
+    .filter(Boolean)
+    .map(Number);
   const count = shape.reduce((product, side) => product * side, 1);
   const [order, type, width] = [kind[1] !== ">", kind[2], Number(kind[3] || 1)];
   const each = type === "U" ? 4 * width : width;
-  if (type === "O" || !("fiubUS".includes(type))) refuse("array_kind", { name });
+  if (type === "O" || !"fiubUS".includes(type)) refuse("array_kind", { name });
   if (!Number.isSafeInteger(count) || bytes.length - from !== count * each) refuse("array_damaged", { name });
   const content = bytes.slice(from); // on a boundary of its own
-  const values = "US".includes(type) ? texts(content, type, each, count, order) : numbersOf(content, type, width, count, order, name);
-  if (/'fortran_order'\s*:\s*True/.test(header) && shape.length === 2) return { shape, values: transposed(values, ...shape) };
+  const values = "US".includes(type)
+    ? texts(content, type, each, count, order)
+    : numbersOf(content, type, width, count, order, name);
+  if (/'fortran_order'\s*:\s*True/.test(header) && shape.length === 2)
+    return { shape, values: transposed(values, ...shape) };
   return { shape, values };
 }
 
 const TYPES = {
-  f4: Float32Array, f8: Float64Array, i1: Int8Array, i2: Int16Array, i4: Int32Array, i8: BigInt64Array,
-  u1: Uint8Array, u2: Uint16Array, u4: Uint32Array, u8: BigUint64Array, b1: Uint8Array,
+  f4: Float32Array,
+  f8: Float64Array,
+  i1: Int8Array,
+  i2: Int16Array,
+  i4: Int32Array,
+  i8: BigInt64Array,
+  u1: Uint8Array,
+  u2: Uint16Array,
+  u4: Uint32Array,
+  u8: BigUint64Array,
+  b1: Uint8Array,
 };
 
 function numbersOf(content, type, width, count, little, name) {

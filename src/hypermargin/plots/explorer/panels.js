@@ -26,11 +26,13 @@ function overTheta(plot, f, bare, { label, low, high, name, height, knotted = []
   chart(one(`[data-plot="${plot}"]`), { x, y, curves, dots, cursor: state.theta, height, name });
 }
 
-// The reader's samples along the bottom of a plot: how many have which angle, to their class and to the nearest other.
+// The reader's samples along the bottom of a plot: how many have which angle, to their own class and to the
+// nearest other.
 function strips(low, high) {
   if (!samples) return [];
   return samples.strips.map((shares, i) => {
-    const points = shares.flatMap((share, k) => [2 * k, 2 * k + 2].map((x) => [x, low + 0.22 * share * (high - low)]));
+    const height = (share) => low + 0.22 * share * (high - low);
+    const points = shares.flatMap((share, k) => [2 * k, 2 * k + 2].map((x) => [x, height(share)]));
     return { class: i ? "hm-rival-strip" : "hm-own-strip", points: [[0, low], ...points, [180, low]] };
   });
 }
@@ -51,7 +53,8 @@ function numbers() {
 }
 
 const UNITS = {
-  theta: "°", width: "°", boundary: "°", simplexAngle: "°", share: " %", samplesMet: " %", samplesGain: " %", samplesLose: " %",
+  theta: "°", width: "°", boundary: "°", simplexAngle: "°",
+  share: " %", samplesMet: " %", samplesGain: " %", samplesLose: " %",
 };
 
 function write(name, value) {
@@ -79,11 +82,14 @@ function draw() {
   const other = (f) => pinned && ((theta) => f(theta, { ...pinned, classes: state.classes, rivals: state.rivals }));
   const psi = (theta) => maths.psi(theta, state);
   const knotted = maths.knots(state);
-  const both = { name: say("psi_title"), low: -1, high: 1, label: say("axis_psi"), knotted, other: other(maths.psi) };
+  const both = {
+    name: say("psi_title"), low: -1, high: 1, label: say("axis_psi"), knotted, other: other(maths.psi),
+  };
   overTheta("psi", psi, Math.cos, { ...both, height: 240 });
   if (widthOf(one('[data-plot="mini"]'))) overTheta("mini", psi, Math.cos, { ...both, height: 140 });
   overTheta("slope", (t) => maths.psiSlope(t, state), (t) => -Math.sin(t),
-    { name: say("axis_slope"), low: -1, high: 0, label: say("axis_slope"), height: 170, knotted, below, other: other(maths.psiSlope) });
+    { name: say("axis_slope"), low: -1, high: 0, label: say("axis_slope"), height: 170, knotted, below,
+      other: other(maths.psiSlope) });
   circle(one('[data-plot="band"]'), {
     ...found, theta12: state.theta12 / DEGREES, width: found.width / DEGREES, boundary: found.boundary / DEGREES,
     at: state.theta / DEGREES, name: say("band_title"),
@@ -94,7 +100,8 @@ function draw() {
   overTheta("loss", (t) => maths.loss(t, state), (t) => maths.loss(t, bare),
     { name: say("loss_title"), low: 0, high: 0.1, label: say("axis_loss"), height: 200, other: other(maths.loss) });
   overTheta("gradient", (t) => maths.gradient(t, state), (t) => maths.gradient(t, bare),
-    { name: say("axis_gradient"), low: 0, high: 0.1, label: say("axis_gradient"), height: 180, below, other: other(maths.gradient) });
+    { name: say("axis_gradient"), low: 0, high: 0.1, label: say("axis_gradient"), height: 180, below,
+      other: other(maths.gradient) });
   drawSimplex(found, bare);
   drawSamples(pinned ? { ...pinned, classes: state.classes } : bare);
   drawLadder();

@@ -6,13 +6,13 @@ function startSamples() {
   const field = one('input[type="file"]');
   field.addEventListener("change", () => field.files[0] && openFile(field.files[0]));
   const panel = one('[data-panel="samples"]');
-  root.addEventListener("dragover", (event) => {
+  document.addEventListener("dragover", (event) => {
     if (![...event.dataTransfer.types].includes("Files")) return;
     event.preventDefault();
     panel.classList.add("hm-over");
   });
-  root.addEventListener("dragleave", (event) => root.contains(event.relatedTarget) || panel.classList.remove("hm-over"));
-  root.addEventListener("drop", (event) => {
+  document.addEventListener("dragleave", (event) => event.relatedTarget || panel.classList.remove("hm-over"));
+  document.addEventListener("drop", (event) => {
     panel.classList.remove("hm-over");
     if (!event.dataTransfer.files.length) return;
     event.preventDefault();
@@ -34,10 +34,21 @@ function drawSamples(reference) {
   one('[data-plot="samples"]').setAttribute("aria-label", say("samples_title"));
   if (!samples) return;
   const found = judgedBoth(reference);
-  const values = { samplesMet: 100 * found.now.met, samplesLoss: found.now.loss, samplesPull: found.now.pull,
-    samplesGain: 100 * found.gain, samplesLose: 100 * found.lose };
+  const values = {
+    samplesMet: 100 * found.now.met,
+    samplesLoss: found.now.loss,
+    samplesPull: found.now.pull,
+    samplesGain: 100 * found.gain,
+    samplesLose: 100 * found.lose,
+  };
   for (const [name, value] of Object.entries(values)) write(name, value);
-  tell("against", say(pinned ? "against_pinned" : "against_bare", { loss: show(found.then.loss), met: show(100 * found.then.met, 3) }));
+  tell(
+    "against",
+    say(pinned ? "against_pinned" : "against_bare", {
+      loss: show(found.then.loss),
+      met: show(100 * found.then.met, 3),
+    }),
+  );
   drawCloud();
   drawMoved();
 }
@@ -50,7 +61,14 @@ function drawCloud() {
   for (const value of values) if (value > most) most = value;
   const y = { range: [0, most || 1], label: say(kind === "pull" ? "axis_pull" : "axis_loss") };
   const svg = one('[data-plot="samples"]');
-  chart(svg, { x: degreesAxis(say("axis_theta")), y, curves: [], cursor: state.theta, height: 260, name: say("samples_title") });
+  chart(svg, {
+    x: degreesAxis(say("axis_theta")),
+    y,
+    curves: [],
+    cursor: state.theta,
+    height: 260,
+    name: say("samples_title"),
+  });
   const canvas = one('[data-plot="cloud"]');
   const density = Math.min(2, window.devicePixelRatio || 1);
   const [wide, high] = [Math.max(1, Math.round(widthOf(svg) * density)), Math.round(260 * density)];
@@ -58,19 +76,29 @@ function drawCloud() {
   const pen = canvas.getContext("2d");
   const picture = pen.createImageData(wide, high);
   const pixels = new Uint32Array(picture.data.buffer);
-  const inks = [["red", 1], ["faint", 0], ["blue", 2]].map(([name]) => pixelOf(hue(name)));
+  const inks = [
+    ["red", 1],
+    ["faint", 0],
+    ["blue", 2],
+  ].map(([name]) => pixelOf(hue(name)));
   const [left, right, bottom, top] = JSON.parse(svg.dataset.frame).map((place) => place * density);
   const size = density > 1 ? 3 : 2;
   for (let i = 0; i < samples.n; i++) {
     const x = Math.round(left + (samples.own[i] / Math.PI) * (right - left));
     const at = Math.round(bottom - (values[i] / y.range[1]) * (bottom - top));
     const ink = inks[changed(i) + 1];
-    for (let v = at; v < at + size && v < high; v++) for (let u = x; u < x + size && u < wide; u++) pixels[v * wide + u] = ink;
+    for (let v = at; v < at + size && v < high; v++)
+      for (let u = x; u < x + size && u < wide; u++) pixels[v * wide + u] = ink;
   }
   pen.putImageData(picture, 0, 0);
 }
 
-const pixelOf = (hex) => (0xff000000 | (parseInt(hex.slice(5, 7), 16) << 16) | (parseInt(hex.slice(3, 5), 16) << 8) | parseInt(hex.slice(1, 3), 16)) >>> 0;
+const pixelOf = (hex) =>
+  (0xff000000 |
+    (parseInt(hex.slice(5, 7), 16) << 16) |
+    (parseInt(hex.slice(3, 5), 16) << 8) |
+    parseInt(hex.slice(1, 3), 16)) >>>
+  0;
 
 // The samples whose pull changes most, either way.
 function drawMoved() {
@@ -88,10 +116,20 @@ function drawMoved() {
     else if (change < 0) keep(ends.less, i, (a, b) => by(a) < by(b));
   }
   const place = one('[data-shows-table="moved"]');
-  const cells = ["moved_sample", "moved_own", "moved_rival", "moved_then", "moved_now"].map((word) => node("th", say(word)));
+  const cells = ["moved_sample", "moved_own", "moved_rival", "moved_then", "moved_now"].map((word) =>
+    node("th", say(word)),
+  );
   const degrees = (angle) => `${show(angle * DEGREES, 3)}°`;
-  const rows = [...ends.more, ...ends.less].map((i) => node("tr", node("th", samples.label(i)), node("td", degrees(samples.own[i])),
-    node("td", degrees(samples.rival[i])), node("td", show(room.then.pull[i], 3)), node("td", show(room.now.pull[i], 3))));
+  const rows = [...ends.more, ...ends.less].map((i) =>
+    node(
+      "tr",
+      node("th", samples.label(i)),
+      node("td", degrees(samples.own[i])),
+      node("td", degrees(samples.rival[i])),
+      node("td", show(room.then.pull[i], 3)),
+      node("td", show(room.now.pull[i], 3)),
+    ),
+  );
   place.replaceChildren(node("thead", node("tr", ...cells)), node("tbody", ...rows));
 }
 
@@ -122,15 +160,32 @@ function ballScene() {
   }
   // Two centers on the sphere, and whose each place is: 0 the first's, 1 the second's, 2 the band's, 3 of both.
   const theta12 = state.theta12 / DEGREES;
-  const centers = [[1, 0, 0], [Math.cos(theta12), Math.sin(theta12), 0]];
+  const centers = [
+    [1, 0, 0],
+    [Math.cos(theta12), Math.sin(theta12), 0],
+  ];
   const own = ([a, b]) => psi(Math.acos(Math.max(-1, Math.min(1, a))), state) >= b;
   const kind = BALL.map((point) => {
     const cosines = centers.map((center) => center.reduce((sum, value, i) => sum + value * point[i], 0));
     const [first, second] = [own(cosines), own([cosines[1], cosines[0]])];
     return first && second ? 3 : first ? 0 : second ? 1 : 2;
   });
-  const styles = [[hue("blue"), 0], [hue("red"), 1], [hue("faint"), 0], [hue("purple"), 2]];
-  return { at: BALL.flat(), kind, styles, arrows: [[...centers[0], "W₁"], [...centers[1], "W₂"]], ...shared };
+  const styles = [
+    [hue("blue"), 0],
+    [hue("red"), 1],
+    [hue("faint"), 0],
+    [hue("purple"), 2],
+  ];
+  return {
+    at: BALL.flat(),
+    kind,
+    styles,
+    arrows: [
+      [...centers[0], "W₁"],
+      [...centers[1], "W₂"],
+    ],
+    ...shared,
+  };
 }
 
 // Places spread evenly over the sphere, each a golden angle further.

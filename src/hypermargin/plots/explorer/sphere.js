@@ -3,7 +3,11 @@
 // Unit vectors to the right, up and towards the eye, seen from an azimuth and an elevation.
 function eye(azimuth, elevation) {
   const [ca, sa, ce, se] = [Math.cos(azimuth), Math.sin(azimuth), Math.cos(elevation), Math.sin(elevation)];
-  return [[-sa, ca, 0], [-se * ca, -se * sa, ce], [ce * ca, ce * sa, se]];
+  return [
+    [-sa, ca, 0],
+    [-se * ca, -se * sa, ce],
+    [ce * ca, ce * sa, se],
+  ];
 }
 
 const along = (axis, x, y, z) => axis[0] * x + axis[1] * y + axis[2] * z;
@@ -121,7 +125,20 @@ function spot(pen, x, y, r, mark) {
 
 // The equator and two meridians, fainter where they are behind.
 function circles(pen, [right, up, front], half, radius) {
-  for (const [a, b] of [[[1, 0, 0], [0, 1, 0]], [[1, 0, 0], [0, 0, 1]], [[0, 1, 0], [0, 0, 1]]]) {
+  for (const [a, b] of [
+    [
+      [1, 0, 0],
+      [0, 1, 0],
+    ],
+    [
+      [1, 0, 0],
+      [0, 0, 1],
+    ],
+    [
+      [0, 1, 0],
+      [0, 0, 1],
+    ],
+  ]) {
     for (const near of [false, true]) {
       pen.globalAlpha = near ? 0.5 : 0.15;
       pen.beginPath();
