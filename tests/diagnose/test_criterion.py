@@ -48,7 +48,9 @@ def test_whatever_comes_back_the_same_loss_is_found(returns):
     assert not reaches(found.findings, "wrong")
 
 
-@pytest.mark.parametrize(("d", "C", "transposed"), [(16, 7, True), (3, 5, False), (8, 8, False), (8, 8, True), (64, 300, False)])
+@pytest.mark.parametrize(
+    ("d", "C", "transposed"), [(16, 7, True), (3, 5, False), (8, 8, False), (8, 8, True), (64, 300, False)]
+)
 def test_class_rows_are_found_whichever_way_they_lie(d, C, transposed):
     found = diagnose(Softmax(d=d, C=C, transposed=transposed))
     assert found.margin == CosFace(0.2)
@@ -113,7 +115,9 @@ def test_what_cannot_be_called_says_what_was_tried():
     def of_one(features):
         return features.sum()
 
-    with pytest.raises(NotUnderstood, match=r"could not be called in any known way\.\n  criterion\(cosines, labels\)"):
+    with pytest.raises(
+        NotUnderstood, match=r"could not be called in any known way\.\n  criterion\(cosines, labels\)"
+    ):
         diagnose(of_one)
     with pytest.raises(NotUnderstood, match=r"a sample on its own class costs"):
         diagnose(lambda cosines, labels: cosines.sum())

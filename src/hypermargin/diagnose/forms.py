@@ -152,7 +152,7 @@ def _weights(call: Any, dim: int | None, classes: int | None) -> Iterator[tuple[
         for count in several:
             for rows, d, transposed in ways:
                 centers = rows // classes if classes else count
-                if rows % centers or (classes and (rows % classes or count > 1)):
+                if not centers or rows % centers or (classes and (rows % classes or count > 1)):
                     continue
                 if rows // centers < (2 if centers == 1 else 3):
                     continue
