@@ -18,7 +18,8 @@ import hypermargin
 
 ROOT = Path(hypermargin.__file__).parent
 APPLICATION = {
-    "advise", "cli", "common", "compare", "data", "deploy", "diagnose", "estimator", "evaluate", "heads", "plots", "training",
+    "advise", "cli", "common", "compare", "data", "deploy", "diagnose", "estimator", "evaluate", "heads", "plots",
+    "training",
 }  # fmt: skip
 OWN = "hypermargin"
 MOST_MODULES = 85  # one file per paper, in margins, rules and views

@@ -9,7 +9,18 @@ from hypermargin.diagnose import Finding, diagnose
 from hypermargin.diagnose.report import Report
 from hypermargin.diagnose.worker import Request, diagnose_apart
 
-BAD = "import torch\n\n\ndef hangs(cosines, labels):\n    while True:\n        pass\n\n\ndef dies(cosines, labels):\n    import os\n    os._exit(3)\n"
+BAD = """
+import os
+
+
+def hangs(cosines, labels):
+    while True:
+        pass
+
+
+def dies(cosines, labels):
+    os._exit(3)
+"""
 
 
 @pytest.fixture
@@ -53,7 +64,7 @@ def test_what_hangs_or_dies_is_a_finding(losses):
         (("torch:nothing", "--out", "x.pdf"), "--out must end in .html; got x.pdf."),
         (("--config", "none.toml"), "there is no file none.toml"),
     ],
-)  # fmt: skip
+)
 def test_usage_errors_are_one_line(run, losses, arguments, words):
     code, out, err = run("diagnose", *arguments)
     assert (code, out) == (2, "")
@@ -69,7 +80,7 @@ def test_the_exit_code_is_that_of_the_worst_finding(run, tmp_path, monkeypatch):
         for level in ("wrong", "doubtful", "never")
     }
     assert codes == {"wrong": 0, "doubtful": 1, "never": 0}
-    code, out, _ = run("diagnose", "--config", "run.toml")
+    _, out, _ = run("diagnose", "--config", "run.toml")
     assert out.startswith("run.toml\n  what      2 things to look at\n")
     assert "→ --set scale=" in out
 

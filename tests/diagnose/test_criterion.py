@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.diagnose import published as p
 from torch import nn
 
 from hypermargin.diagnose import NotUnderstood, diagnose, reaches
@@ -16,6 +15,7 @@ from hypermargin.diagnose.forms import build, find_criterion
 from hypermargin.diagnose.stored import read, written
 from hypermargin.margins import ArcFace, CosFace
 from hypermargin.testing import diagnose as from_testing
+from tests.diagnose import published as p
 
 
 class Softmax(nn.Module):
@@ -31,9 +31,15 @@ class Softmax(nn.Module):
         z = 16.0 * (F.linear(F.normalize(x), F.normalize(W)) - 0.2 * F.one_hot(y, len(W)))
         losses = F.cross_entropy(z, y, reduction="none")
         return {
-            "loss": losses.mean(), "sum": losses.sum(), "rows": losses, "logits": z, "dict": {"z": z, "loss": losses.mean()},
-            "pair": (z, losses.mean()), "probabilities": z.softmax(1), "list": [losses.mean(), 3],
-        }[self.returns]  # fmt: skip
+            "loss": losses.mean(),
+            "sum": losses.sum(),
+            "rows": losses,
+            "logits": z,
+            "dict": {"z": z, "loss": losses.mean()},
+            "pair": (z, losses.mean()),
+            "probabilities": z.softmax(1),
+            "list": [losses.mean(), 3],
+        }[self.returns]
 
 
 RETURNS = ("loss", "sum", "rows", "logits", "dict", "pair", "probabilities", "list")
@@ -180,7 +186,7 @@ def test_a_class_that_needs_more_says_what():
         def __init__(self, num_classes, temperature):
             pass
 
-    with pytest.raises(ValueError, match="set: Wants needs temperature. Give them, like --set temperature=8"):
+    with pytest.raises(ValueError, match=r"set: Wants needs temperature\. Give them, like --set temperature=8"):
         build(Wants, dim=5, classes=4, settings={})
     assert build(p.airface, dim=5, classes=4, settings={}) is p.airface
 

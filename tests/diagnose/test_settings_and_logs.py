@@ -74,10 +74,15 @@ class Run:
         config = Config(**({"data": "digits", "dim": 64, "set": {"scale": 20.0, "m": 0.3}} | settings))
         (folder / "config.toml").write_text(config.to_toml())
         about = {
-            "format": 1, "shape": [1, 8, 8], "classes": [str(k) for k in range(classes)], "open_set": False,
-            "scaling": {"mean": 0.0, "std": 1.0}, "data": {"name": "digits", "samples": 9, "classes": classes, "fingerprint": "", "left_out": []},
-            "network": None, "versions": {},
-        }  # fmt: skip
+            "format": 1,
+            "shape": [1, 8, 8],
+            "classes": [str(k) for k in range(classes)],
+            "open_set": False,
+            "scaling": {"mean": 0.0, "std": 1.0},
+            "data": {"name": "digits", "samples": 9, "classes": classes, "fingerprint": "", "left_out": []},
+            "network": None,
+            "versions": {},
+        }
         (folder / "run.json").write_text(json.dumps(about))
 
     def log(self, kind="train", **columns):
@@ -90,10 +95,16 @@ class Run:
 
 
 GOOD = {
-    "loss": [10.0, 6.0, 2.0, 0.5], "accuracy": [0.01, 0.4, 0.8, 0.95], "angle": [89.0, 60.0, 40.0, 25.0],
-    "rival_angle": [70.0, 70.0, 75.0, 80.0], "past_fold": 0.0, "norm_p10": 5.0, "norm_p50": [6.0, 7.0, 8.0, 9.0],
-    "norm_p90": 12.0, "length_angle": 0.0,
-}  # fmt: skip
+    "loss": [10.0, 6.0, 2.0, 0.5],
+    "accuracy": [0.01, 0.4, 0.8, 0.95],
+    "angle": [89.0, 60.0, 40.0, 25.0],
+    "rival_angle": [70.0, 70.0, 75.0, 80.0],
+    "past_fold": 0.0,
+    "norm_p10": 5.0,
+    "norm_p50": [6.0, 7.0, 8.0, 9.0],
+    "norm_p90": 12.0,
+    "length_angle": 0.0,
+}
 IN_ANY = {"rows-unread"}  # there is no checkpoint
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.diagnose.published import CLASSES, DIM
-from tests.diagnose.verdicts import CASES, row, verdict
 
 import hypermargin
 from hypermargin.margins import ArcFace
+from tests.diagnose.published import CLASSES, DIM
+from tests.diagnose.verdicts import CASES, row, verdict
 
 verdict = functools.cache(verdict)
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "diagnose.md").read_text(encoding="utf-8")

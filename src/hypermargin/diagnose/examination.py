@@ -142,7 +142,8 @@ class Examination:
             self.found.append(
                 Finding(
                     "second-margin", "doubtful",
-                    "The target is linear in its angle, and rivals are not: a second margin below 90°, a reward beyond.",
+                    "The target is linear in its angle, and rivals are not: a second margin below 90°, a reward "
+                    "beyond.",
                     'Rivals count as 1 − 2θ/π too: create_head("li-arcface", …).',
                     "AirFace with plain rivals",
                 )

@@ -228,7 +228,7 @@ def _what_it_gives(criterion: Criterion, x: Tensor, W: Tensor, y: Tensor) -> Cri
         probabilities = bool((found.logits >= 0).all()) and torch.allclose(total, torch.ones_like(total))
         return replace(criterion, log_probabilities=probabilities)
     if found.loss.dim() == 0:
-        # Twice the same rows: twice the sum, the same mean. Under a wrong label, where the loss is not 0 by rounding.
+        # Twice the same rows: twice the sum, the same mean. Under a wrong label, where the loss is not 0.
         worse = torch.zeros_like(y)
         one, two = criterion(x, W, worse).loss, criterion(x.repeat(2, 1), W, worse.repeat(2)).loss
         assert one is not None
