@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.diagnose.published import CLASSES, DIM
-from tests.diagnose.verdicts import CASES, row, verdict
 
 import hypermargin
 from hypermargin.margins import ArcFace
+from tests.diagnose.published import CLASSES, DIM
+from tests.diagnose.verdicts import CASES, row, verdict
 
 verdict = functools.cache(verdict)
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "diagnose.md").read_text(encoding="utf-8")
@@ -103,3 +103,16 @@ def test_what_we_would_take_instead_continues_smoothly():
     ours = eval(found.better, {"hypermargin": hypermargin, "dim": DIM, "classes": CLASSES})
     assert ours.margin == ArcFace(0.5)
     assert ours.settings.gradient == "exact"
+
+
+def test_every_entry_of_the_errata_that_is_named_is_there():
+    """In the source, as not every finding comes up in the cases."""
+    source = "".join(
+        path.read_text(encoding="utf-8") for path in Path(hypermargin.diagnose.__path__[0]).glob("*.py")
+    )
+    errata = (Path(__file__).parents[2] / "docs" / "errata.md").read_text(encoding="utf-8")
+    titles = {line[3:] for line in errata.splitlines() if line.startswith("## ")}
+    named = {each.errata for name in CASES for each in verdict(name).findings if each.errata}
+    assert named <= titles
+    assert len(named) >= 10
+    assert {title for title in titles if f'"{title}"' in source} >= named

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -109,6 +110,9 @@ class Examination:
             return
         self.match = recognise(curves.theta, psi, noise)
         self.margin = self.match.margin if self.match else None
+        if self.margin is None and not self.found_rivals_plain:  # then it may have no ψ at all
+            self._soften()
+            return
         self.found.extend(of_psi(curves.theta, psi, noise, self.margin))
         self.found.extend(of_match(self.margin, self.gradient))
         if not self._by_class(psi, noise):
@@ -142,7 +146,8 @@ class Examination:
             self.found.append(
                 Finding(
                     "second-margin", "doubtful",
-                    "The target is linear in its angle, and rivals are not: a second margin below 90°, a reward beyond.",
+                    "The target is linear in its angle, and rivals are not: a second margin below 90°, a reward "
+                    "beyond.",
                     'Rivals count as 1 − 2θ/π too: create_head("li-arcface", …).',
                     "AirFace with plain rivals",
                 )
@@ -175,6 +180,18 @@ class Examination:
                     "%.",
                 )
             )  # fmt: skip
+
+    def _soften(self) -> None:
+        """Take back what only a loss of angles can be accused of."""
+        self.found.append(
+            Finding(
+                "unknown-loss", "note",
+                "It adds up like a softmax, but neither its target nor its rivals count as a function of the angle that "
+                "the family has. What is said of lengths supposes that they do.",
+            )
+        )  # fmt: skip
+        accused = ("rows-not-normalised", "features-not-normalised")
+        self.found = [replace(each, level="doubtful") if each.code in accused else each for each in self.found]
 
     @property
     def found_rivals_plain(self) -> bool:

@@ -17,8 +17,10 @@ from hypermargin import checks
 from hypermargin.common.text import first_line
 from hypermargin.diagnose.criterion import FORMS, SAID, Criterion, Weight, row_loss
 from hypermargin.diagnose.state import Kept, random_left_alone
+from hypermargin.numerics import unit
 
 CLASSES, DIM, ROWS = 7, 16, 3  # all different, so that shapes tell which is which
+MOST_TRIED = 6  # classes
 STYLES = ("numbers", "one-hot", "column")
 DIM_NAMES = (
     "dim", "in_features", "embedding_size", "embedding_dim", "embed_dim", "emb_dim", "feature_dim", "feat_dim",
@@ -143,14 +145,16 @@ def _weights(call: Any, dim: int | None, classes: int | None) -> Iterator[tuple[
     classes = classes or _attribute(call, CLASS_NAMES)
     learned = {name for name, _ in call.named_parameters()}
     every = sorted(_matrices(call), key=lambda pair: (pair[0] not in learned, -pair[1].numel()))
+    several = (1, 2, 3, 4, 5, 8, 10)
     for name, tensor in every:
         a, b = tensor.shape
-        for transposed, rows, d in ((False, a, b), (True, b, a)):
-            if (dim is not None and d != dim) or (classes is not None and rows % classes):
-                continue
-            counts = [rows // classes] if classes else [1, 2, 3, 4, 5, 8, 10]
-            for centers in counts:
-                if rows % centers or rows // centers < 2:
+        ways = [(rows, d, lies) for rows, d, lies in ((a, b, False), (b, a, True)) if dim is None or d == dim]
+        for count in several:
+            for rows, d, transposed in ways:
+                centers = rows // classes if classes else count
+                if not centers or rows % centers or (classes and (rows % classes or count > 1)):
+                    continue
+                if rows // centers < (2 if centers == 1 else 3):
                     continue
                 yield Weight(name, transposed, centers), rows, d
                 if centers > 1:
@@ -193,45 +197,43 @@ def _working(criterion: Criterion) -> Criterion | str:
     C, d, dtype = criterion.classes, criterion.dim, criterion.dtype
     if d < 3:
         return f"its features have {d} dimensions; at least 3 are needed to place them"
+    generator = torch.Generator().manual_seed(0)
+    W = unit(torch.randn(C, d, generator=generator, dtype=torch.float64))
+    aside = unit(torch.randn(C, d, generator=generator, dtype=torch.float64))
+    x = (W + 0.1 * aside).to(dtype)  # not on the rows themselves, where some are NaN
+    W = W.to(dtype)
     last = torch.full((ROWS,), C - 1)
-    axes = torch.eye(max(3, d), dtype=dtype)[:, :d]
-    # The target along the feature, all others opposite: a loss that knows its labels is small for one label alone.
-    own = torch.cat((-axes[0].expand(C - 1, d), axes[:1]))
-    x = axes[:1].repeat(ROWS, 1)
-    right = criterion(x, own, last)
-    criterion = _what_it_gives(criterion, right, x, own, last)
-    right, wrong = criterion(x, own, last), criterion(x, own, torch.zeros_like(last))
-    near, far = (
-        float(row_loss(found, y).detach()) for found, y in ((right, last), (wrong, torch.zeros_like(last)))
-    )
-    if near != near or far != far:
-        near, far = (_tame(criterion, own, axes, y) for y in (last, torch.zeros_like(last)))
-    if not near < far:
-        return f"a sample on its own class costs {near:.3g}, one opposite to it {far:.3g}"
+    criterion = _what_it_gives(criterion, x[last], W, last)
+    # A loss that knows its labels, its rows and their order is smaller for the own class than for another.
+    tried = {*range(min(C, MOST_TRIED)), C - 1}
+    for y in tried:
+        near, far = _cost(criterion, x[y], W, y), [_cost(criterion, x[y], W, other) for other in tried - {y}]
+        if not near < min(far):
+            return f"a sample on its own class costs {near:.3g}, under another label {min(far):.3g}"
     return criterion
 
 
-def _tame(criterion: Criterion, own: Tensor, axes: Tensor, y: Tensor) -> float:
-    """Return the loss of a feature on no class row and opposite to none: some are NaN there."""
-    x = (0.8 * axes[0] + 0.6 * axes[1]).repeat(len(y), 1)
-    return float(row_loss(criterion(x, own, y), y).detach())
+def _cost(criterion: Criterion, x: Tensor, W: Tensor, label: int) -> float:
+    """Return the loss of one feature under a label."""
+    y = torch.full((ROWS,), label)
+    return float(row_loss(criterion(x.repeat(ROWS, 1), W, y), y).detach())
 
 
-def _what_it_gives(criterion: Criterion, found: Any, x: Tensor, W: Tensor, y: Tensor) -> Criterion:
+def _what_it_gives(criterion: Criterion, x: Tensor, W: Tensor, y: Tensor) -> Criterion:
     """Tell probabilities from logits, and a sum over rows from a mean."""
+    found = criterion(x, W, y)
     if found.loss is None:
+        assert found.logits is not None
         total = found.logits.detach().sum(1)
         probabilities = bool((found.logits >= 0).all()) and torch.allclose(total, torch.ones_like(total))
         return replace(criterion, log_probabilities=probabilities)
     if found.loss.dim() == 0:
-        # Twice the same rows: twice the sum, the same mean. From a loss that is not 0 by rounding.
+        # Twice the same rows: twice the sum, the same mean. Under a wrong label, where the loss is not 0.
         worse = torch.zeros_like(y)
-        try:
-            one = float(criterion(x, W, worse).loss)  # type: ignore[arg-type]  # it has one
-            two = float(criterion(x.repeat(2, 1), W, worse.repeat(2)).loss)  # type: ignore[arg-type]
-        except Exception:
-            return criterion
-        return replace(criterion, summed=abs(two / one - 2) < 1e-3 if one else False)
+        one, two = criterion(x, W, worse).loss, criterion(x.repeat(2, 1), W, worse.repeat(2)).loss
+        assert one is not None
+        assert two is not None
+        return replace(criterion, summed=bool(one) and abs(float((two / one).detach()) - 2) < 1e-3)
     return criterion
 
 

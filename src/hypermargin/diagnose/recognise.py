@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -41,12 +41,15 @@ class Match:
 
 def recognise(theta: Floats, psi: Floats, noise: float) -> Match | None:
     """Find the margin of the family with this ψ; None if none explains it."""
-    measured = np.isfinite(psi) & (theta > ENDS) & (theta < math.pi - ENDS)
-    theta, psi = theta[measured], psi[measured]
+    inner = (theta > ENDS) & (theta < math.pi - ENDS)
+    known = np.isfinite(psi) & inner
+    share = float(known.sum() / inner.sum())
+    theta, psi = theta[known], psi[known]
     if len(theta) < 20:
         return None
     tolerance = max(5 * noise, 2e-6)
     found = [_match(margin, theta, psi, tolerance) for margin in _candidates(theta, psi, tolerance)]
+    found = [replace(each, agreement=each.agreement * share) for each in found]
     found.sort(key=lambda each: (-round(each.agreement, 6), _numbers(each.margin), each.worst))
     if not found or found[0].agreement < EXPLAINED:
         return None

@@ -25,6 +25,7 @@ from hypermargin.training.by_counts import BY_CLASS, placeholder
 from hypermargin.training.config import Config, from_dict, read_toml
 
 SATURATED = 2.5  # times the advised scale
+REACHED = 0.5  # the least probability, margin included, that a sample on its center has to reach in training
 LARGE = 0.5  # a margin, in radians of the band at 90°, that wants a warm-up at a large scale
 STEEP = 32.0
 
@@ -96,7 +97,7 @@ def of_scale(planned: Planned) -> Iterator[Finding]:
         return
     s, C, margin = planned.scale, planned.classes, planned.margin
     try:
-        needed, advice = smallest_scale(C, 0.9, margin), recommend(C, planned.config.dim, margin=margin)
+        needed, advice = smallest_scale(C, REACHED, margin), recommend(C, planned.config.dim, margin=margin)
     except ValueError:
         return  # the margin cannot be met at all, which is said elsewhere
     if s < needed:
@@ -105,7 +106,7 @@ def of_scale(planned: Planned) -> Iterator[Finding]:
             "scale-too-small", "wrong",
             f"s = {s:g} is too small for {C:,} classes: even a sample exactly on its center reaches a "
             f"probability of {best:.2g} in the loss, which never falls below {loss_floor(C, s, margin):.3g}.",
-            f"s ≥ {needed:.1f} reaches 0.9; the advisor has {advice.s:g} (--set scale={advice.s:g}).",
+            f"s ≥ {needed:.1f} reaches {REACHED:g}; the advisor has {advice.s:g} (--set scale={advice.s:g}).",
             "CosFace's bound on s leaves the margin out",
         )  # fmt: skip
     elif s > SATURATED * advice.s:

@@ -75,7 +75,7 @@ def random_left_alone() -> Iterator[None]:
 
 
 def seed(number: int) -> None:
-    """Seed all three; of torch the generator of the CPU, as torch.manual_seed costs a millisecond of all devices."""
+    """Seed all three; of torch the CPU's generator alone, since torch.manual_seed takes a millisecond."""
     torch.default_generator.manual_seed(number)
     np.random.seed(number)
     random.seed(number)
