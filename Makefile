@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
 
 .DEFAULT_GOAL := demo
-.PHONY: help install demo test test-core test-slow test-machines check format docs gallery clean
+.PHONY: help install demo test test-core test-slow test-machines check format docs gallery dist clean
 
 help:           ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -71,6 +71,9 @@ docs: $(READY)  ## write the family's tables into docs/family.md and docs/after-
 
 gallery: $(READY) demo  ## draw every picture of the docs anew, and photograph the pages
 	@$(BIN)/python docs/make_gallery.py $(DEMO)
+
+dist:           ## sdist and wheel, checked, and tried in fresh environments with each extra
+	@$(PYTHON) tools/dist.py
 
 clean:          ## remove .venv and caches
 	@rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
