@@ -58,7 +58,7 @@ def circles_of(demo: Path) -> Panels:
 
 
 def photograph(demo: Path | None) -> None:
-    """The explorer, and the demo's page and report if they are there, at the size of a desk and of a phone."""
+    """The explorer, and the report of the demo if it is there, at the size of a desk and of a phone."""
     program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if program is None:
         print("no Chromium: the screenshots stay as they are", file=sys.stderr)
@@ -72,9 +72,8 @@ def photograph(demo: Path | None) -> None:
         shots = [(page, "explorer", "light", "en"), (page, "explorer-dark", "dark", "en")]
         shots.append((page, "explorer-zh", "light", "zh"))
         if demo is not None:
-            report, shown = demo / "report.html", demo / "index.html"
+            report = demo / "report.html"
             shots += [(report, "report", "light", "en"), (report, "report-dark", "dark", "en")]
-            shots += [(shown, "demo", "light", "en")]
         for file, name, scheme, lang in shots:
             for suffix, (width, height) in SIZES.items():
                 shown = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)

@@ -102,7 +102,8 @@ def test_margins_grow_in_two_dimensions_unless_the_head_has_a_schedule(tmp_path)
     found = {run.head: run.config.schedule for run in Plan({}, heads, plane=10).plane_runs(tmp_path)}
     grown = ["warmup:steps=200"]
     assert found == {
-        "softmax": ["paper"], "normface": ["paper"], "a-softmax": ["paper"], "arcface:m=0.2": grown, "cosface": grown,
+        "softmax": ["paper"], "normface": ["paper"], "a-softmax": ["paper"],
+        "arcface:m=0.2": grown, "cosface": grown,
     }  # fmt: skip
     assert all(run.config.schedule == ["paper"] for run in Plan({}, heads).runs(tmp_path))
 
