@@ -50,8 +50,9 @@ for call, package in ((lambda: hm.MarginSoftmaxClassifier, "scikit-learn"),
 )
 PICTURES = """
 import hypermargin as hm
+from hypermargin.plots import explorer
 hm.plots.make("boundary-circle").save("x.svg")
-hm.plots.explorer.write("explorer.html")
+explorer.write("explorer.html")
 """
 IMAGES = """
 import numpy as np, hypermargin as hm
