@@ -101,5 +101,8 @@ site: $(SITE)   ## build the documentation site in build/site/html; any broken l
 tutorials: $(SITE)  ## run the notebooks of docs/tutorials in Jupyter and store what they print and draw
 	@$(BIN)/python -m docs.site.notebooks
 
+dist:           ## sdist and wheel, checked, and tried in fresh environments with each extra
+	@$(PYTHON) tools/dist.py
+
 clean:          ## remove .venv and caches
 	@rm -rf .venv $(EXTRA) .pytest_cache .mypy_cache .ruff_cache .hypothesis

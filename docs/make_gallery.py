@@ -86,7 +86,7 @@ def run_page(folder: Path) -> Path:
 
 
 def photograph(demo: Path | None) -> None:
-    """The explorer, the page of a run, and the demo's pages if they are there, for a desk and a phone."""
+    """The explorer, the page of a run, and the demo's report if it is there, for a desk and a phone."""
     program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if program is None:
         print("no Chromium: the screenshots stay as they are", file=sys.stderr)
@@ -101,9 +101,8 @@ def photograph(demo: Path | None) -> None:
         shots.append((page, "explorer-zh", "light", "zh"))
         shots.append((run_page(Path(folder) / "run"), "run", "light", "en"))
         if demo is not None:
-            report, shown = demo / "report.html", demo / "index.html"
+            report = demo / "report.html"
             shots += [(report, "report", "light", "en"), (report, "report-dark", "dark", "en")]
-            shots += [(shown, "demo", "light", "en")]
         for file, name, scheme, lang in shots:
             for suffix, (width, height) in SIZES.items():
                 shown = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)

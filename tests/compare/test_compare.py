@@ -98,6 +98,17 @@ def test_the_table_is_what_the_runs_say(done):
     assert float(row["mean"]) == pytest.approx(100 * np.mean(eers))
 
 
+def test_margins_grow_in_two_dimensions_unless_the_head_has_a_schedule(tmp_path):
+    heads = ("softmax", "normface", "a-softmax", "arcface:m=0.2", "cosface")
+    found = {run.head: run.config.schedule for run in Plan({}, heads, plane=10).plane_runs(tmp_path)}
+    grown = ["warmup:steps=200"]
+    assert found == {
+        "softmax": ["paper"], "normface": ["paper"], "a-softmax": ["paper"],
+        "arcface:m=0.2": grown, "cosface": grown,
+    }  # fmt: skip
+    assert all(run.config.schedule == ["paper"] for run in Plan({}, heads).runs(tmp_path))
+
+
 def test_numbers_of_a_head_reach_its_runs(done):
     for run in done.plan.runs(done.folder):
         m = getattr(hm.load(run.folder).head.margin, "m", None)

@@ -453,3 +453,9 @@ def test_the_advised_scale_is_the_advisors():
     same = [hm.margin_softmax(x, W, y, CosFace(0.1), scale=scale) for scale in ("advised", s)]
     assert torch.equal(*same)
     assert hm.MarginHead(8, 1, ArcFace(), scale="advised").scale == 1
+
+
+def test_a_learned_scale_may_begin_at_a_whole_number():
+    head = make("normface", scale=64)
+    assert head.current_scale().item() == 64.0
+    assert head.scale.requires_grad

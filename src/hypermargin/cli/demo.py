@@ -26,12 +26,13 @@ def demo(
       hypermargin demo --out /tmp/demo
     """
     from hypermargin.compare.pool import shown
+    from hypermargin.demo import TITLES
     from hypermargin.demo import demo as run
     from hypermargin.training import Interrupted, RunError
 
     with plain_errors():
         try:
-            with shown() as watch:
+            with shown(TITLES) as watch:
                 page = run(out, jobs=jobs, watch=watch)
         except (RunError, OSError, ModuleNotFoundError) as error:
             typer.echo(f"hypermargin: error: {complaint(error)}", err=True)

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -230,12 +230,20 @@ def lasting(seconds: float | None) -> str:
 
 
 @contextlib.contextmanager
-def shown() -> Iterator[Watch]:
-    """Show the time left, and a bar for each run under way and for all, in a terminal; elsewhere a line per run."""
+def shown(names: Mapping[str, str] | None = None) -> Iterator[Watch]:
+    """Show the time left, and a bar for each run under way and for all, in a terminal; elsewhere a line per run.
+
+    Heads are called as `names` calls them.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.table import Column
 
     console, left = Console(stderr=True), Left()
+
+    def called(each: Seen) -> str:
+        return each.name.replace(each.run.head, (names or {}).get(each.run.head, each.run.head), 1)
+
     if not console.is_terminal:
         told: dict[str, str] = {}
 
@@ -246,14 +254,19 @@ def shown() -> Iterator[Watch]:
                 ended = sum(each.state not in ("waiting", "running") for each in seen)
                 words = f"  {about.words}" if about.words else ""
                 ahead = f"  {lasting(remaining)}" if remaining and about.state == "done" else ""
-                say(f"{ended}/{len(seen)}  {about.name}: {about.state}{words}{ahead}")
+                say(f"{ended}/{len(seen)}  {called(about)}: {about.state}{words}{ahead}")
 
         yield line
         return
-    words = TextColumn("{task.fields[words]}")
-    with Progress(
-        TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), words, console=console
-    ) as bar:
+    # What a run says is cut where the terminal ends; the names, the bars and the times are always whole.
+    kept, cut = Column(no_wrap=True, min_width=7), Column(no_wrap=True, overflow="ellipsis", ratio=1)
+    columns = (
+        TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+        BarColumn(20, table_column=Column(min_width=20)),
+        TimeElapsedColumn(table_column=kept),
+        TextColumn("{task.fields[words]}", table_column=cut),
+    )  # fmt: skip
+    with Progress(*columns, console=console, expand=True) as bar:
         everything = bar.add_task("all runs", words="")
         tasks: dict[str, Any] = {}
 
@@ -262,12 +275,12 @@ def shown() -> Iterator[Watch]:
             bar.update(everything, completed=sum(map(share, seen)), total=len(seen), words=words)
             if about.state == "running":
                 if about.name not in tasks:
-                    tasks[about.name] = bar.add_task(about.name, words="")
+                    tasks[about.name] = bar.add_task(called(about), words="")
                 total = about.total or None  # None: not known yet
-                bar.update(tasks[about.name], completed=about.step, total=total, words=about.words[:60])
+                bar.update(tasks[about.name], completed=about.step, total=total, words=about.words)
             elif about.name in tasks:
                 bar.remove_task(tasks.pop(about.name))
                 if about.state == "failed":
-                    bar.console.print(f"{about.name} failed: {about.words}", markup=False, highlight=False)
+                    bar.console.print(f"{called(about)} failed: {about.words}", markup=False, highlight=False)
 
         yield move

@@ -6,8 +6,8 @@ page      one HTML file in two languages that needs no network
 words.json
 """
 
-from hypermargin.demo.findings import Findings, find
+from hypermargin.demo.findings import TITLES, Findings, find
 from hypermargin.demo.page import circles, page, title
 from hypermargin.demo.plan import PLAN, demo
 
-__all__ = ["PLAN", "Findings", "circles", "demo", "find", "page", "title"]
+__all__ = ["PLAN", "TITLES", "Findings", "circles", "demo", "find", "page", "title"]

@@ -19,6 +19,7 @@ HEADS = {
     "advised": "normface:learn_scale=false",
     "margin": "arcface",
 }
+TITLES = {HEADS["large"]: "s = 64", HEADS["advised"]: "s as advised", HEADS["margin"]: "with a margin"}
 CLOSER = 0.9  # an angle that is smaller by less is not called smaller
 
 

@@ -115,6 +115,7 @@ class Display:
 
     def svg(self, *, dark: bool = False, size: tuple[float, float] | None = None) -> str:
         """Return the picture as the text of an SVG file, the same every time; `size` is in inches."""
+        need_matplotlib()
         import matplotlib
 
         file = io.StringIO()
