@@ -6,6 +6,7 @@ import inspect
 import re
 
 import pytest
+import torch
 
 from docs.site import markdown, notebooks, pages, reference
 
@@ -103,3 +104,41 @@ def test_the_site_is_built_and_fetches_nothing(tmp_path):
         text = page.read_text(encoding="utf-8")
         fetched = re.findall(r"<(?:script|img|iframe|link)\b[^>]*?(?:src|href)=[\"']?(https?:[^\"' >]+)", text)
         assert not fetched, f"{page.name} fetches {fetched}"
+
+
+QUICK = "snippets"
+NOTEBOOKS = sorted(notebooks.FOLDER.glob("*.ipynb"))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=() if path.stem == QUICK else pytest.mark.slow, id=path.stem) for path in NOTEBOOKS],
+)
+def test_tutorials_print_what_is_stored(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    threads = torch.get_num_threads()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            found = notebooks.run(path.read_text(encoding="utf-8"))
+    finally:
+        torch.set_num_threads(threads)
+    assert any(printed for printed, _ in found)
+    for printed, stored in found:
+        assert notebooks.alike(printed, stored), f"printed {printed!r}, stored {stored!r}"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_tutorials_are_stored_with_their_outputs_and_small(path):
+    text = path.read_text(encoding="utf-8")
+    code = [cell for cell in notebooks.cells(text) if cell["cell_type"] == "code"]
+    assert all(cell["execution_count"] for cell in code), "run `make tutorials`"
+    assert not any(output["output_type"] == "error" for cell in code for output in cell["outputs"])
+    assert len(text) < 400_000
+    assert "/tmp/" not in text
+
+
+def test_outputs_of_notebooks_are_compared_loosely_where_they_are_numbers():
+    assert notebooks.alike("EER 9.2% of 1,080", "EER 10.1%  of 1,100")
+    assert not notebooks.alike("EER 9.2%", "EER 29%")
+    assert not notebooks.alike("same: True", "same: False")
+    assert not notebooks.alike("a 1", "a 1 2")
