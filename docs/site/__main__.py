@@ -17,6 +17,10 @@ from hypermargin.plots import explorer
 
 def gather(folder: Path) -> None:
     """Write all that Zensical needs into an empty folder."""
+    if silent := reference.undocumented():
+        raise ValueError(
+            f"without a docstring: {', '.join(silent)}. Write one, or begin the name with an underscore."
+        )
     api = reference.reference()
     names = sorted(api, key=lambda name: (name != "index.md", name))
     settings = (pages.HERE / "zensical.toml").read_text(encoding="utf-8")
