@@ -65,7 +65,7 @@ def circles_of(demo: Path) -> Panels:
 
 
 def draw_derivation() -> None:
-    """The pictures of docs/derivation.md that the gallery lacks, by the code that stands there."""
+    """The pictures of docs/derivation.md, by the code there; the gallery has drawn the others."""
     text = (DOCS / "derivation.md").read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         for code in re.findall(r"^```python\n(.*?)^```$", text, flags=re.M | re.S):

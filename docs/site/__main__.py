@@ -17,6 +17,10 @@ from hypermargin.plots import explorer
 
 def gather(folder: Path) -> None:
     """Write all that Zensical needs into an empty folder."""
+    if silent := reference.undocumented():
+        raise ValueError(
+            f"without a docstring: {', '.join(silent)}. Write one, or begin the name with an underscore."
+        )
     api = reference.reference()
     names = sorted(api, key=lambda name: (name != "index.md", name))
     settings = (pages.HERE / "zensical.toml").read_text(encoding="utf-8")
@@ -28,8 +32,8 @@ def gather(folder: Path) -> None:
             text = notebooks.as_markdown(text, folder / "pages" / pages.address(source))
         text, files = markdown.page(text, source)
         wanted |= files
-        # The front page is the explorer's: the whole width is its own.
-        hidden = "---\nhide: [navigation, toc]\n---\n" if source == pages.HOME else ""
+        # The explorer has the whole width of its pages.
+        hidden = "---\nhide: [navigation, toc]\n---\n" if source in pages.FRONT else ""
         _write(folder / "pages" / pages.address(source), hidden + text)
     for name, text in api.items():
         _write(folder / "pages" / "api" / name, text)
@@ -39,7 +43,8 @@ def gather(folder: Path) -> None:
         shutil.copyfile(pages.ROOT / file, target)
     for lang, name in (("en", "explorer.html"), ("zh", "explorer.zh.html")):
         explorer.write(folder / "pages" / name, lang)
-    shutil.copyfile(pages.HERE / "site.css", folder / "pages" / "site.css")
+    for name in ("site.css", "site.js"):
+        shutil.copyfile(pages.HERE / name, folder / "pages" / name)
 
 
 def build(folder: Path) -> Path:

@@ -36,7 +36,8 @@ def page(text: str, source: str) -> tuple[str, set[str]]:
         return f"{before}{os.path.relpath(address(aim), here)}{anchor}"
 
     def prose(part: str) -> str:
-        frame = FRAME.format(os.path.relpath("explorer.html", here))
+        name = "explorer.zh.html" if source.endswith(".zh.md") else "explorer.html"
+        frame = FRAME.format(os.path.relpath(name, here))
         part = EXPLORER.sub(frame, part)
         part = re.sub(r"^<!--.*?-->[ ]*\n?", "", part, flags=re.M | re.S)
         part = re.sub(r"^(?![ ]*(?:[-*|#>]|\d+\.) )(.*\S.*)\n(?=(?:[-*]|\d+\.) )", r"\1\n\n", part, flags=re.M)

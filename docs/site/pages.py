@@ -15,6 +15,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 HOME = "docs/index.md"
+FRONT = HOME, "docs/index.zh.md"  # pages that the explorer fills
 REST = "More"
 
 

@@ -52,11 +52,26 @@ def reference() -> dict[str, str]:
         for name in public_names(module)
         if not inspect.ismodule(getattr(module, name))
     }
+    places |= {f"hypermargin.{name}": f"{name}.md" for name in modules}
     pages = {f"{name}.md": _page(module, places) for name, module in modules.items()}
     lines = (f"- [`hypermargin.{name}`]({name}.md): {_first_line(module)}" for name, module in modules.items())
     listed = "\n".join(lines)
     pages["index.md"] = f"{_page(hypermargin, places)}\n## Packages and modules\n\n{listed}\n"
     return pages
+
+
+def undocumented() -> list[str]:
+    """List the public modules, classes and functions that say nothing of themselves."""
+    found = []
+    for name in ["hypermargin", *(f"hypermargin.{name}" for name in public_modules())]:
+        module = importlib.import_module(name)
+        found += [] if module.__doc__ else [name]
+        for each in public_names(module):
+            value = getattr(module, each)
+            text = _own_doc(value) if inspect.isclass(value) else getattr(value, "__doc__", "")
+            if (inspect.isclass(value) or inspect.isfunction(value)) and not text:
+                found.append(anchor(module, each))
+    return found
 
 
 def anchor(module: ModuleType, name: str) -> str:
@@ -192,7 +207,7 @@ def _prose(text: str, places: dict[str, str]) -> str:
     for block in re.split(r"\n\s*\n", text):
         lines = block.splitlines()
         indented = all(line.startswith("    ") for line in lines if line.strip())
-        aligned = any(re.search(r"\S {3,}\S", line) for line in lines)
+        aligned = any(re.search(r"\S {3,}\S|^\w+ {2,}\S", line) for line in lines)
         if lines and (indented or aligned) and not lines[0].startswith(("- ", "* ")):
             blocks.append("```text\n" + inspect.cleandoc("\n" + block) + "\n```")
         else:
@@ -209,7 +224,7 @@ def _linked(text: str, places: dict[str, str]) -> str:
     """Make links of public names between backquotes."""
 
     def link(found: re.Match[str]) -> str:
-        place = places.get(found[1].rpartition(".")[2])
+        place = places.get(found[1]) or places.get(found[1].rpartition(".")[2])
         return f"[`{found[1]}`]({place})" if place else found[0]
 
     return re.sub(r"`([A-Za-z_][\w.]*)`", link, text)

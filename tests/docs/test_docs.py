@@ -94,7 +94,9 @@ def run(block, names):
     return printed.getvalue()
 
 
-BLOCKS = [block for path in FILES for block in blocks_of(path, path.read_text(encoding="utf-8"))]
+# The blocks of the Chinese pages are those of the English ones, letter for letter: test_languages.py.
+RUN = [path for path in FILES if not path.name.endswith(".zh.md")]
+BLOCKS = [block for path in RUN for block in blocks_of(path, path.read_text(encoding="utf-8"))]
 
 
 @pytest.fixture

@@ -117,3 +117,10 @@ def test_a_picture_fits_axes_of_yours(name):
     drawn_on = [*left.lines, *left.patches, *left.collections, *left.texts]
     assert drawn_on or len(figure.axes) > 2, "neither on the axes nor in panels in their place"
     assert not right.has_data()
+
+
+def test_a_notebook_shows_a_picture_by_itself():
+    """Where a Display is the last line of a cell, Jupyter asks for this."""
+    shown = plots.make("width")._repr_png_()
+    assert shown.startswith(b"\x89PNG\r\n")
+    assert len(shown) < 100_000  # it is kept in the notebook, as text
