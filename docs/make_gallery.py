@@ -75,11 +75,18 @@ def photograph(report: Path | None) -> None:
         page = Path(folder) / "explorer.html"
         explorer.write(page)
         # Only what a document shows: tests/docs looks for pictures that none does.
-        shots = [(page, "explorer", "light", "en", DESK), (page, "explorer-phone", "light", "en", PHONE),
-                 (page, "explorer-dark", "dark", "en", DESK), (page, "explorer-zh", "light", "zh", DESK)]  # fmt: skip
+        shots = [
+            (page, "explorer", "light", "en", DESK),
+            (page, "explorer-phone", "light", "en", PHONE),
+            (page, "explorer-dark", "dark", "en", DESK),
+            (page, "explorer-zh", "light", "zh", DESK),
+        ]
         if report is not None:
-            shots += [(report, "report", "light", "en", DESK), (report, "report-phone", "light", "en", PHONE),
-                      (report, "report-dark", "dark", "en", DESK)]  # fmt: skip
+            shots += [
+                (report, "report", "light", "en", DESK),
+                (report, "report-phone", "light", "en", PHONE),
+                (report, "report-dark", "dark", "en", DESK),
+            ]
         for file, name, scheme, lang, (width, height) in shots:
             shown = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
             shown.goto(file.as_uri())
