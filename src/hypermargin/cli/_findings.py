@@ -18,18 +18,16 @@ from hypermargin.evaluate.files import Scored
 from hypermargin.evaluate.report import SAME_LENGTH, verification_dict, verification_rows
 from hypermargin.training import Trained
 from hypermargin.training.evaluation import (
-    UNNAMED,
     Parts,
     classify,
-    familiar,
     features_of,
     kept_promises,
     lengths_against_angles,
     lengths_against_images,
     margin_of,
     prototypes,
-    score_pairs,
 )
+from hypermargin.training.pairs import UNNAMED, familiar, score_pairs
 
 
 @dataclass
