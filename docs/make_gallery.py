@@ -37,8 +37,24 @@ Display that it returns. The pictures of runs show small networks trained for se
 The explorer, a page with sliders: `hypermargin plot explorer --out explorer.html`
 
 ![The explorer](pictures/explorer.png)
+
+It follows the system's light or dark, speaks English and Chinese, and fits a phone:
+
+![The explorer, dark](pictures/explorer-dark.png)
+
+![The explorer in Chinese](pictures/explorer-zh.png)
+
+![The explorer on a phone](pictures/explorer-phone.png)
+
+The report of a comparison: `hypermargin compare`
+
+![The report](pictures/report.png)
+
+![The report, dark](pictures/report-dark.png)
+
+![The report on a phone](pictures/report-phone.png)
 """
-SIZES = {"": (1280, 960), "-phone": (390, 844)}
+DESK, PHONE = (1280, 960), (390, 844)
 
 
 def draw() -> None:
@@ -97,20 +113,29 @@ def photograph(demo: Path | None) -> None:
         browser = play.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
         page = Path(folder) / "explorer.html"
         explorer.write(page)
-        shots = [(page, "explorer", "light", "en"), (page, "explorer-dark", "dark", "en")]
-        shots.append((page, "explorer-zh", "light", "zh"))
-        shots.append((run_page(Path(folder) / "run"), "run", "light", "en"))
+        # Only what a document shows: tests/docs looks for pictures that none does.
+        shots = [
+            (page, "explorer", "light", "en", DESK),
+            (page, "explorer-phone", "light", "en", PHONE),
+            (page, "explorer-dark", "dark", "en", DESK),
+            (page, "explorer-zh", "light", "zh", DESK),
+        ]
+        run = run_page(Path(folder) / "run")
+        shots += [(run, "run", "light", "en", DESK), (run, "run-phone", "light", "en", PHONE)]
         if demo is not None:
             report = demo / "report.html"
-            shots += [(report, "report", "light", "en"), (report, "report-dark", "dark", "en")]
-        for file, name, scheme, lang in shots:
-            for suffix, (width, height) in SIZES.items():
-                shown = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
-                shown.goto(file.as_uri())
-                if lang != "en":
-                    shown.locator("[data-choice=lang]").first.select_option(lang)
-                shown.screenshot(path=FOLDER / f"{name}{suffix}.png")
-                shown.close()
+            shots += [
+                (report, "report", "light", "en", DESK),
+                (report, "report-phone", "light", "en", PHONE),
+                (report, "report-dark", "dark", "en", DESK),
+            ]
+        for file, name, scheme, lang, (width, height) in shots:
+            shown = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
+            shown.goto(file.as_uri())
+            if lang != "en":
+                shown.locator("[data-choice=lang]").first.select_option(lang)
+            shown.screenshot(path=FOLDER / f"{name}.png")
+            shown.close()
         browser.close()
 
 

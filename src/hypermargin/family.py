@@ -28,6 +28,7 @@ def list_heads() -> list[str]:
 def create_head(name: str, dim: int, classes: int, **overrides: Unpack[HeadOverrides]) -> MarginHead:
     """Return a head of the family by name, with its paper's defaults, λ schedule included.
 
+    `hypermargin train` takes the s and m that are advised for so many classes instead; scale="advised" does for s.
     The one exception: ArcFace continues smoothly past π (beyond="smooth"), where its paper says nothing.
 
     `overrides` are fields of its margin (m, or m1, m2, m3; lam, beyond), of its rule (t, …), of its centers (pool,

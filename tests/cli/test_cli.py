@@ -86,6 +86,13 @@ def test_options_reach_the_advice(run):
         ("advise --classes 10 --dim 20 --m -1", "--m must lie in [0, 3.14159); got -1"),
         ("advise --classes 10 --dim 20 --probability 1", "probability must lie in (0, 1); got 1"),
         ("advise --classes 10 --dim 20 --nope", "No such option"),
+        ("train --head arcfase", "unknown head 'arcfase'. Did you mean 'arcface'? The family has"),
+        ("train --set s=64", "arcface has no setting 's'. It is called scale here: --set scale=64. It takes"),
+        ("train --set scal=64", "arcface has no setting 'scal'. Did you mean 'scale'? It takes"),
+        ("train --schedule warmup:step=3", "warmup has no 'step'. Did you mean 'steps'?"),
+        ("compare --head arcface:q=3", "--head arcface:q=3: arcface has no setting 'q'. It takes m,"),
+        ("verify nowhere a.png b.png", "there is no folder nowhere"),
+        ("export nowhere", "there is no folder nowhere"),
         ("nonsense", "No such command 'nonsense'"),
     ],
 )
@@ -95,6 +102,15 @@ def test_bad_input_is_one_line_and_exit_code_2(run, arguments, message):
     assert err.startswith("hypermargin: error: ")
     assert message in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["train", "compare"])
+def test_a_mistyped_head_is_refused_before_data_are_read(run, tmp_path, monkeypatch, command):
+    monkeypatch.setattr("hypermargin.data.open_data", lambda *_, **__: pytest.fail("the data were read"))
+    code, _, err = run(command, "--data", "glyphs", "--head", "arcfase", "--out", tmp_path / "out")
+    assert code == 2
+    assert "Did you mean 'arcface'?" in err
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_bug_is_not_hidden(monkeypatch):

@@ -351,7 +351,7 @@ ERRORS = [
     ("merge rows.npy --groups twice.csv -o x.npy", "groups must name a class once; got 0"),
     ("merge rows.npy --groups map.csv --counts one.npy -o x.npy", "counts must be 9 numbers"),
     ("merge rows.npy --groups map.csv --counts wide.npy -o x.npy", "a .npy file with one number per class"),
-    ("export rows.npy --to onnx -o x.onnx", "format must be one of"),
+    ("export rows.npy --to onnx -o x.onnx", "--to must be one of"),
     ("export rows.npy --to insightface -o none", "insightface's files need a folder"),
     ("export rows.npy --to linear --shards 2 -o x.pt", "shards is for the format insightface"),
     ("export rows.npy --to insightface --shards 2 -o shards", "softmax_fc_gpu_0.pt is there already"),

@@ -356,12 +356,33 @@ def test_the_command_lists_what_is_bad(tmp_path, monkeypatch, capsys):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         Image.fromarray(np.zeros((5, 4), np.uint8)).save(tmp_path / name)
     (tmp_path / "b/2.png").write_bytes(b"not a picture")
-    code, _, err = command(monkeypatch, capsys, tmp_path, "--check")
-    assert code == 2
-    assert f"{tmp_path / 'b/2.png'}: not an image" in err
     code, out, _ = command(monkeypatch, capsys, tmp_path, "--check", "--on-bad", "skip")
     assert code == 0
     assert "3 images of 1×5×4" in out
     assert f"left out     {tmp_path / 'b/2.png'}: not an image" in out
     assert "identities with one sample only, which cannot be verified: 1" in out
     assert command(monkeypatch, capsys, tmp_path, "--out", "x.zip")[0] == 2
+
+
+def test_check_lists_everything_that_is_bad(tmp_path, monkeypatch, capsys):
+    """The first unreadable sample stops training; a check names them all, and prints no more than twenty."""
+    photos = tmp_path / "photos"
+    for k in range(30):
+        (photos / f"{k % 2}").mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.zeros((5, 4), np.uint8)).save(photos / f"{k % 2}" / f"{k}.png")
+    assert "all 30 samples can be read" in command(monkeypatch, capsys, photos, "--check")[1]
+    for k in range(25):
+        (photos / f"{k % 2}" / f"{k}.png").write_bytes(b"not a picture")
+    written = tmp_path / "bad.csv", tmp_path / "all.npz"
+    code, out, err = command(monkeypatch, capsys, photos, "--check", "--bad-list", written[0], "--out", written[1])
+    assert code == 1
+    assert out.count("not an image") == 20
+    assert "5 more, 25 in all" in out
+    assert "25 samples cannot be read" in err
+    lines = written[0].read_text(encoding="utf-8").splitlines()
+    assert lines[0] == "file,why"
+    assert len({line.split(",")[0] for line in lines[1:]}) == 25
+    assert not written[1].exists()
+    code, out, _ = command(monkeypatch, capsys, photos, "--check", "--on-bad", "skip", "--out", written[1])
+    assert code == 0
+    assert written[1].exists()

@@ -213,7 +213,7 @@ def test_folder_with_its_own_split(tmp_path, tested, open_set, val):
 def test_folder_refusals(tmp_path):
     with refused(str(tmp_path / "none"), "cannot be read"):
         read_folder(tmp_path / "none")
-    with refused(str(tmp_path), "there are no images in it", "one sub-folder an identity"):
+    with refused(str(tmp_path), "there are no images in it", "one sub-folder per identity"):
         read_folder(tmp_path)
     fill(tmp_path, ["1.png"])
     with refused(str(tmp_path), "images such as 1.png lie in it without an identity", "alice/1.jpg"):
@@ -431,7 +431,7 @@ def test_npz_with_lying_headers(tmp_path, entry, words):
 def test_npz_memory_limit_and_other_files(tmp_path):
     path = save(tmp_path, x=np.zeros((5, 10**6), np.uint8), y=LABELS)
     assert path.stat().st_size < 10**4
-    with refused(str(path), "array 'x': 5000128 bytes, more than memory_limit=5000000"):
+    with refused(str(path), "array 'x': it has 5,000,128 bytes, and more than 5,000,000 are not read"):
         read_npz(path, memory_limit=5 * 10**6)
     for raw in (b"", b"PK", b"\x93NUMPY"):
         with refused("y.npz", "not a readable .npz file"):

@@ -111,9 +111,7 @@ def test_commands_refuse_unless_allowed(damaged, name):
 @pytest.mark.parametrize("which", ["best", "last"])
 def test_load_refuses_unless_allowed(whole, damaged, which):
     assert hypermargin.load(whole / "run", which).passed_over == ()
-    with pytest.raises(
-        CheckpointError, match=r"is damaged: .* Step \d+ is whole\. To use that, load with allow_older"
-    ):
+    with pytest.raises(CheckpointError, match=r"is damaged: .* Step \d+ is whole\. To use that, add --allow-older"):
         hypermargin.load(damaged / "run", which)
     found = hypermargin.load(damaged / "run", which, allow_older=True)
     assert found.step == steps(damaged / "run")[-2]

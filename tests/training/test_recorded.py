@@ -127,14 +127,14 @@ class Blow(nn.Module):
 def test_nan_does_not_reach_a_weight(tmp_path, on_the_cpu, monkeypatch):
     """Found some steps later, it is reported where it was, and the weights are those of the step before."""
     seen = {}
-    diverged = loop_module.Trainer._diverged
+    diverged = loop_module.diverged
 
     def look(self, step, *rest):
         seen[step] = self.step, [p.clone() for p in self.network.parameters()]
         return diverged(self, step, *rest)
 
     settle = loop_module.Trainer._settle
-    monkeypatch.setattr(loop_module.Trainer, "_diverged", look)
+    monkeypatch.setattr(loop_module, "diverged", look)
     # As on a GPU that is five steps behind.
     monkeypatch.setattr(
         loop_module.Trainer, "_settle", lambda self, wait=True: settle(self) if wait or self.step % 6 == 5 else None

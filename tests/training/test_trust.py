@@ -299,3 +299,39 @@ def test_a_finished_run_in_a_comparison_is_not_trusted_for_that(code, tmp_path):
     assert "add --trust" in json.loads((folder / "failed.json").read_text())["error"]
     assert not code.exists()
     shutil.rmtree(folder)
+
+
+# Pictures
+
+
+def test_pictures_of_a_strangers_run_take_trust(code, tmp_path, run):
+    begun(code, tmp_path / "run")
+    for name, *more in (["features"], ["angles", "--no-history"], ["weights", "--counts"]):
+        arguments = "plot", name, *more, "--run", tmp_path / "run", "--out", tmp_path / f"{name}.svg"
+        code_, _, err = run(*arguments)
+        assert code_ == 2, name
+        assert "If you know it, add --trust." in err
+        assert not code.exists()
+        assert run(*arguments, "--trust")[0] == 0, name
+        assert code.exists()
+        forget(code)
+
+
+def test_every_command_that_loads_a_run_takes_trust(run):
+    from hypermargin.plots import pictures
+
+    learned = [f"plot {name}" for name, each in pictures().items() if each.learned]
+    assert len(learned) >= 9
+    for command in ("train", "compare", "evaluate", "embed", "verify", "export", "head clean", *learned):
+        assert "--trust" in run(*command.split(), "--help")[1], command
+
+
+def test_the_history_of_the_angles_can_be_left_out(code, tmp_path):
+    from hypermargin import plots
+
+    np.savez(tmp_path / "data.npz", images=data().samples, labels=data().labels)
+    two = settings(code, data=str(tmp_path / "data.npz"), split="sample", epochs=2)
+    train(Config(**two), tmp_path / "run", quiet=True)
+    for history, kind in ((True, "AnglesOverTraining"), (False, "AnglesDisplay")):
+        picture = plots.make("angles", run=str(tmp_path / "run"), history=history, trust=True)
+        assert type(picture).__name__ == kind

@@ -52,7 +52,7 @@ def in_flags(text: str, parameters: Sequence[Any]) -> str:
     """
     flags = {each.name: option for each in parameters for option in each.opts[:1] if option.startswith("--")}
     # What functions of the library call it.
-    for ours, theirs in (("out", "path"), ("head", "heads"), ("verify", "pairs")):
+    for ours, theirs in (("out", "path"), ("head", "heads"), ("verify", "pairs"), ("to", "format")):
         if ours in flags:
             flags.setdefault(theirs, flags[ours])
     text = re.sub(r"[\w.]+=[\w.…]* \((--[\w-]+[^()]*)\)", r"\1", text)  # workers=0 (--workers 0)

@@ -22,18 +22,16 @@ from hypermargin.runpage.content import Subject, named, of_verification
 from hypermargin.runpage.write import file_of, of_embeddings, of_run, subject_of
 from hypermargin.training import Trained
 from hypermargin.training.evaluation import (
-    UNNAMED,
     Parts,
     classify,
-    familiar,
     features_of,
     kept_promises,
     lengths_against_angles,
     lengths_against_images,
     margin_of,
     prototypes,
-    score_pairs,
 )
+from hypermargin.training.pairs import UNNAMED, familiar, score_pairs
 
 
 @dataclass

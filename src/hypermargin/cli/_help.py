@@ -63,11 +63,17 @@ def page(command: Any, ctx: Any) -> str:
     width = min(WIDEST, console.width)
     inked = coloured(console)
     blocks = [
-        "\n".join(_wrapped(f"Usage: {ctx.command_path} {' '.join(command.collect_usage_pieces(ctx))}", width, 7)),
+        "\n".join(_wrapped(f"Usage: {ctx.command_path} {_pieces(command, ctx)}", width, 7)),
         *_prose(command.help or "", width),
         *(_section(title, entries, width, inked) for title, entries in _sections(command, ctx)),
     ]
     return "\n\n".join(blocks) + "\n"
+
+
+def _pieces(command: Any, ctx: Any) -> str:
+    """Return what may follow the command, arguments in capitals whatever the version of typer."""
+    pieces = " ".join(command.collect_usage_pieces(ctx))
+    return re.sub(r"\{(\w+)\}|(?<=\[)(\w+)(?=\])", lambda found: (found[1] or found[2]).upper(), pieces)
 
 
 def listing(text: str) -> str:
@@ -91,7 +97,7 @@ def _sections(command: Any, ctx: Any) -> Iterator[tuple[str, Sequence[Entry]]]:
         if record is None:  # hidden
             continue
         if each.param_type_name == "argument":
-            arguments.append((record[0], record[1]))
+            arguments.append((record[0].split()[0].strip("{}[]").upper(), record[1]))
         else:
             group = getattr(each, "rich_help_panel", None)
             (groups.setdefault(group, []) if group else rest).append((_spelt(record[0]), record[1]))

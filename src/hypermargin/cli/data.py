@@ -68,39 +68,43 @@ def data(
         if picture is not None and picture.suffix.lower() not in (".png", ".jpg", ".jpeg"):
             raise ValueError(f"--picture must end in .png or .jpg; got {picture}.")
         if bad_list is not None:
-            check = True
             free_path("--bad-list", bad_list, (".csv",), replace=True)
-        # To find all that is unreadable, the first must not stop it; what is written keeps to on_bad.
-        strict = on_bad == "error" and check
-        if strict and out is None:
-            on_bad = "skip"
+            check = True
+        strict = check and on_bad == "error"
+        on_bad = "skip" if check else on_bad  # the first must not hide the others
         found = open_data(
             what, size=size, color=color, samples_key=samples_key, labels_key=labels_key, levels=levels,
             on_bad=on_bad, say=say,
         )  # fmt: skip
         if check or out is not None:
             found = decode_once(found, memory=float("inf"), workers=workers, on_bad=on_bad, say=say)
-        if bad_list is not None:
-            write_bad(found.bad, bad_list)
+        refused = strict and bool(found.bad)
+        written = []
         try:
-            if picture is not None:
+            if bad_list is not None:
+                write_bad(found.bad, bad_list)
+                written.append(bad_list)
+            if picture is not None and not refused:
                 from PIL import Image
 
                 with replacing(picture) as temporary:
                     Image.fromarray(montage(found)).save(temporary)
-            if out is not None:
+                written.append(picture)
+            if out is not None and not refused:
                 if out.suffix == ENDING:
                     draw_named(what, size=size, say=say).save(out)
                 else:
                     save_npz(found, out)
+                written.append(out)
         except OSError as error:
             raise ValueError(str(error)) from None
     for name, text in [("data", found.name), *summary(found, MOST_LISTED)]:
         typer.echo(f"{name:<12} {text}")
-    for path in filter(None, (picture, out, bad_list)):
+    for path in written:
         typer.echo(f"{'written':<12} {path}")
     if check and not found.bad:
         typer.echo(f"{'checked':<12} all {len(found):,} samples can be read")
-    elif strict and found.bad:
-        typer.echo("hypermargin: training stops at these; --on-bad skip leaves them out.", err=True)
+    if refused:
+        stops = "Training stops at them, and nothing else was written; --on-bad skip leaves them out."
+        typer.echo(f"hypermargin: error: {len(found.bad):,} samples cannot be read. {stops}", err=True)
         raise typer.Exit(1)

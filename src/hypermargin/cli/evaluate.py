@@ -111,7 +111,8 @@ def _run(
     from hypermargin.data import DataError
     from hypermargin.evaluate import Thresholds
     from hypermargin.training import RunError, load
-    from hypermargin.training.evaluation import MOST, PARTS, choose_thresholds, open_parts, read_pairs
+    from hypermargin.training.evaluation import MOST, PARTS, choose_thresholds, open_parts
+    from hypermargin.training.pairs import read_pairs
     from hypermargin.training.paths import gone
 
     checks.one_of("--part", part, PARTS)

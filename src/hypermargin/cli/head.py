@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 ABOUT = "Heads in files: look at their classes, add, remove and merge them, carry them between libraries."
 ALL_PAIRS = 50_000  # classes, up to which comparing all with all takes some ten seconds
-head = App(help=ABOUT, no_args_is_help=True)
+head = App(invoke_without_command=True, help=ABOUT)
 app.add_typer(head, name="head")
 
 Files = Annotated[
@@ -33,8 +33,10 @@ IdsOut = Annotated[Path | None, typer.Option(help="Also a .csv file old,new of t
 
 
 @head.callback()
-def _head() -> None:
+def _head(context: typer.Context) -> None:
     """Heads in files: look at their classes, add, remove and merge them, carry them between libraries."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 @head.command()

@@ -102,7 +102,7 @@ def _add(picture: Picture) -> None:
         kind, words = get_args(hints[name])[:2]
         default = parameter.default
         shown = ", ".join(map(str, default)) if isinstance(default, list | tuple) else default
-        if shown not in (None, ""):
+        if shown not in (None, "", False):
             words += f"  [default: {shown}]"
         spelt = f"--{name}/--no-{name}" if default is True else ""
         flags.append(flag(name, kind | None, words, spelt=spelt))  # None: the picture's own default

@@ -8,7 +8,6 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.sparse import issparse
 from scipy.special import log_softmax, softmax
 from sklearn.base import BaseEstimator, ClassifierMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.exceptions import ConvergenceWarning
@@ -19,34 +18,19 @@ from sklearn.utils.validation import check_is_fitted
 from hypermargin import checks
 from hypermargin.estimator import inputs
 from hypermargin.estimator.choosing import M, choose, sizes
-from hypermargin.estimator.features import Landmarks, Plain
+from hypermargin.estimator.features import Landmarks
+from hypermargin.estimator.going_on import check_unchanged, continued, may_come_in_parts
 from hypermargin.estimator.linear_form import LinearForm, of_difference
 from hypermargin.estimator.objective import Array, Data, row_norms
 from hypermargin.estimator.settings import OUTPUTS, check_rest, is_auto, problem_of, why_not
-from hypermargin.estimator.solvers import Problem, State, fit_magnitudes, lbfgs, start, unit
-from hypermargin.estimator.space import Space, settle, uses_kernel
+from hypermargin.estimator.solvers import Problem, State, entries, fit_magnitudes, lbfgs, start, unit
+from hypermargin.estimator.space import Space, settle
 from hypermargin.estimator.stochastic import Adam, stochastic
 from hypermargin.estimator.watch import Watcher
 from hypermargin.margins import Margin
 from hypermargin.recipes import FAMILY
 
 LBFGS_ENTRIES = 50_000_000  # of X and the logits, up to which all rows are taken at once
-
-
-def _may_come_in_parts(estimator: Any) -> bool:
-    """Tell whether there is a partial_fit: not with a kernel that is made of all samples."""
-    if is_auto(estimator.m):
-        raise AttributeError(
-            'partial_fit cannot choose m="auto", for which all samples are needed. Give a number; after fit, m_.'
-        )
-    if uses_kernel(estimator) and (
-        estimator.approximation in ("exact", "import") or estimator.kernel == "precomputed"
-    ):
-        raise AttributeError(
-            "partial_fit cannot use what is made of all samples, a precomputed kernel or approximation="
-            f'{estimator.approximation!r}. Take approximation="fourier" or "nystroem".'
-        )
-    return True
 
 
 class MarginSoftmaxClassifier(
@@ -228,8 +212,8 @@ class MarginSoftmaxClassifier(
         watcher = Watcher(self.verbose, self.n_iter_no_change, held_out)
         state = start(problem, data)
         if self.warm_start and hasattr(self, "class_vectors_") and np.array_equal(classes, self.classes_):
-            state = self._continued(space, state)
-        if self.solver == "lbfgs" or (self.solver == "auto" and _entries(data, problem) <= LBFGS_ENTRIES):
+            state = continued(self, space, state)
+        if self.solver == "lbfgs" or (self.solver == "auto" and entries(data, problem) <= LBFGS_ENTRIES):
             state = lbfgs(problem, data, state, self.tol, self.max_iter, watcher)
         else:
             state = stochastic(
@@ -266,7 +250,7 @@ class MarginSoftmaxClassifier(
             self.support_ = kept[space.features.rows]
         return self
 
-    @available_if(_may_come_in_parts)  # type: ignore[untyped-decorator]
+    @available_if(may_come_in_parts)  # type: ignore[untyped-decorator]
     def partial_fit(
         self,
         X: Any,
@@ -302,7 +286,7 @@ class MarginSoftmaxClassifier(
             if self._adam is None:  # after fit
                 self._rng = check_random_state(self.random_state)
                 self._adam = Adam(problem, self._state(), self.learning_rate)
-            self._check_unchanged(problem)
+            check_unchanged(self, self._adam.problem, problem)
             self._adam.problem, self._adam.rate = problem, self.learning_rate
         self._seen += data.total
         self._adam.epoch(data, self.batch_size, self._rng, of=self._seen)
@@ -342,36 +326,6 @@ class MarginSoftmaxClassifier(
     def _state(self) -> State:
         return State(self.class_vectors_, self._b, self._r, self.n_iter_, list(self.loss_curve_))
 
-    def _continued(self, space: Space, fresh: State) -> State:
-        """Put the last fit's class vectors in place of fresh ones, where they are of the same features."""
-        before = self._state()
-        plain = isinstance(self._space.features, Plain) and isinstance(space.features, Plain)
-        if not plain or before.W.shape != fresh.W.shape or (self._space.constant > 0) != (space.constant > 0):
-            return fresh
-        if fresh.r is None:  # free class vectors, from whatever they were
-            return State(before.logit_weight.copy(), fresh.b if before.b is None else before.b, None)
-        fitted = before.r is not None and is_auto(self.scale)
-        return State(unit(before.W), fresh.b, before.r if fitted else fresh.r)
-
-    def _check_unchanged(self, problem: Problem) -> None:
-        """Check that features and parts are the same: partial_fit can go on with another margin, alpha or rate."""
-        assert self._adam is not None
-        was, kernel = self._adam.problem, not isinstance(self._space.features, Plain)
-        now = (
-            problem.unit_weight,
-            problem.fitted,
-            problem.scale,
-            problem.bias,
-            uses_kernel(self),
-            self.unit_features,
-        )
-        if now != (was.unit_weight, was.fitted, was.scale, was.bias, kernel, self._space.unit):
-            raise ValueError(
-                "partial_fit goes on with the model there is, so unit_weight, unit_features, alternate, scale, "
-                "fit_intercept and kernel must stay (and margin, between none and others, where lengths are free). "
-                "Clone the estimator to begin anew."
-            )
-
     @property
     def _n_features_out(self) -> int:
         """The number of columns that `transform` returns, for their names."""
@@ -390,7 +344,3 @@ class MarginSoftmaxClassifier(
         if isinstance(space.features, Landmarks):
             self.support_, self.support_vectors_ = space.features.rows, space.features.points
             self.dual_coef_ = of_difference(space.features.dual(space.linear_form(state)[0]))
-
-
-def _entries(data: Data, problem: Problem) -> int:
-    return int((data.X.nnz if issparse(data.X) else data.X.size) + len(data.y) * problem.classes)

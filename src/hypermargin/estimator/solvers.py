@@ -201,3 +201,8 @@ def typical_length(data: Data) -> float:
     """Return the root mean square of |x|."""
     longest = float(data.lengths.max()) or 1.0  # whose square may be more than a float holds
     return longest * float(np.sqrt(data.weight @ (data.lengths / longest) ** 2 / data.total)) or 1.0
+
+
+def entries(data: Data, problem: Problem) -> int:
+    """Count the numbers of X and of the logits."""
+    return int((data.X.nnz if issparse(data.X) else data.X.size) + len(data.y) * problem.classes)

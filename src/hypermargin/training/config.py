@@ -263,7 +263,7 @@ def resumed(saved: Config, given: dict[str, Any]) -> Config:
         if not field.metadata["free"]:
             raise ValueError(
                 f"--resume goes on with the run as it was started, with {field.name} = {old!r}; got {new!r}. "
-                "Leave it out, or start a new run (its init setting can take this run's network)."
+                "Leave it out, or start a new run (with init = the folder of this one, to take its network)."
             )
         free[field.name] = new
     return dataclasses.replace(saved, **(free | paths.absolutes(free)))

@@ -36,18 +36,15 @@ from hypermargin.training.build import (
 from hypermargin.training.config import Config, given_in, read_config, resumed
 from hypermargin.training.evaluation import (
     MOST,
-    UNNAMED,
     Parts,
     check_same,
     choose_thresholds,
-    familiar,
     lengths_against_images,
-    read_pairs,
-    score_pairs,
 )
 from hypermargin.training.loop import Trainer
 from hypermargin.training.models import create_model
 from hypermargin.training.monitor import Monitor
+from hypermargin.training.pairs import UNNAMED, familiar, read_pairs, score_pairs
 from hypermargin.training.process import left_as_found, make_repeatable
 from hypermargin.training.ranks import Ranks, joined
 from hypermargin.training.run import (

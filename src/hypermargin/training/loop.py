@@ -6,7 +6,6 @@ import contextlib
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +15,6 @@ from torch import Tensor, nn
 
 from hypermargin.data import Data, DataError, Feed, Scaling, Split, at_most, batches
 from hypermargin.data.base import Rows
-from hypermargin.files import replacing
 from hypermargin.head import MarginHead
 from hypermargin.training import checkpoint, watch
 from hypermargin.training.best import Choice
@@ -24,9 +22,10 @@ from hypermargin.training.budget import Budget
 from hypermargin.training.build import rate_at
 from hypermargin.training.checkpoint import Checkpoint, CheckpointError
 from hypermargin.training.config import Config
+from hypermargin.training.diverged import diverged, last_good
 from hypermargin.training.evaluation import MOST, compare_all, decide
 from hypermargin.training.fit import check_resumed
-from hypermargin.training.learner import Batch, Forward, Learner
+from hypermargin.training.learner import Learner
 from hypermargin.training.look import look_at
 from hypermargin.training.monitor import Monitor
 from hypermargin.training.process import random_states, set_random_states, stop_signals
@@ -187,7 +186,7 @@ class Trainer:
                 # Before the backward: the weights are still those of the last good step.
                 value = found.loss.item()
                 if not math.isfinite(value):
-                    raise self._diverged(self.step, rows, batch, found)
+                    raise diverged(self, self.step, rows, batch, found)
                 self.window.add(len(rows), loss=value)
                 if look:
                     self.window.add(len(rows), **watch.numbers(learner.look(found, batch.labels)))
@@ -200,41 +199,8 @@ class Trainer:
             if not math.isfinite(taken.loss):
                 batch = self.learner.batch(taken.raw, taken.rows, self.targets[taken.rows], taken.epoch)
                 with torch.no_grad():
-                    raise self._diverged(taken.step, taken.rows, batch, self.learner.run(batch))
+                    raise diverged(self, taken.step, taken.rows, batch, self.learner.run(batch))
             self.window.add(len(taken.rows), loss=taken.loss, **taken.seen)
-
-    def _diverged(self, step: int, rows: Rows, given: Batch, found: Forward) -> watch.DivergedError:
-        """Make the error, after keeping the batch for a closer look."""
-        self.head.settings = replace(self.head.settings, reduction="none")
-        with torch.no_grad():
-            losses = self.head.eval()(found.features, given.labels)
-        bad, why = watch.diagnose(self.network, found.inputs, found.features, losses, self.config.precision)
-        rank = f"-rank-{self.ranks.rank}" if self.ranks.world > 1 else ""
-        path = self.folder / f"diverged-step-{step + 1:08d}{rank}.pt"
-        batch = {
-            "samples": given.raw.cpu(),
-            "rows": torch.from_numpy(rows),
-            "labels": given.labels.cpu(),
-            "bad": bad,
-        }
-        kept = f"the batch is in {path}"
-        try:
-            with replacing(path) as temporary:
-                torch.save(batch, temporary)
-        except (OSError, RuntimeError) as error:
-            kept = f"the batch could not be kept ({error})"
-        names = ", ".join(self.data.where(int(rows[k])) for k in bad[:3])
-        told = f"in {len(bad)} of {len(rows)} rows ({names}{', …' if len(bad) > 3 else ''}). {why} "
-        every = self.ranks.gathered(told if bad else "")
-        words = told if bad else next((f"on rank {rank} {text}" for rank, text in enumerate(every) if text), told)
-        return watch.DivergedError(
-            f"the loss is not finite at step {step + 1} (epoch {step // self.per_epoch + 1}), {words}"
-            f"{self._last_good()}; {kept}."
-        )
-
-    def _last_good(self) -> str:
-        there = checkpoint.steps(self.folder / "checkpoints")
-        return f"The last good checkpoint is kept: {there[-1].name}" if there else "There was no checkpoint yet"
 
     def _stop(self) -> None:
         if self.unsaved:
@@ -306,7 +272,7 @@ class Trainer:
         if self.ranks.any(not all(bool(p.isfinite().all()) for p in self.learner.parameters)):
             raise watch.DivergedError(
                 f"the weights are not finite after step {self.step}: the last update was too large. Lower lr, "
-                f"lengthen lr_warmup, or set clip. {self._last_good()}."
+                f"lengthen lr_warmup, or set clip. {last_good(self.folder)}."
             )
         model = {
             f"{name}.{key}": value
