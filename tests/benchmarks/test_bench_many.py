@@ -88,7 +88,7 @@ def test_every_head_has_as_many_settings_and_all_differ():
 @pytest.mark.parametrize("question", ["gain", "ladder", "imbalance", "scale"])
 def test_every_setting_can_be_trained(data, question):
     for search in plan.searches([question], plan.HEADS, 20, TINY):
-        for spec in search[::3]:
+        for spec in search[::4]:
             run = StudyRun(spec, data.of(spec))
             run.advance()
             run.advance()
@@ -129,7 +129,8 @@ def test_end_to_end_and_resumed(file, tmp_path, monkeypatch, capsys):
     flags = (
         "benchmarks.many", "--data", file, "--out", out, "--questions", "gain", "--heads", "normface", "arcface",
         "--counts", 10, "--model", "lenet++", "--width", 2, "--dim", 8, "--batch", 16, "--epochs", 1,
-        "--least-steps", 0, "--precision", "float32", "--device", "cpu", "--processes", 1, "--at-once", 2, "--seeds", 2,
+        "--least-steps", 0, "--precision", "float32", "--device", "cpu", "--processes", 1, "--at-once", 2,
+        "--seeds", 2,
     )  # fmt: skip
     first = subprocess.run(command(*flags), capture_output=True, text=True, check=False)
     assert first.returncode == 0, first.stderr

@@ -6,6 +6,7 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 import pytest
+from PIL import Image
 
 from hypermargin.data import glyphs, open_data, read_drawn
 from hypermargin.data.base import TEST, TRAIN, UNUSED, VALIDATION, DataError
@@ -211,3 +212,18 @@ def test_four_typefaces_of_a_family_are_taken_and_they_differ(folder, tmp_path):
     found, _ = open_typefaces(font_paths(tmp_path), frozenset(SCRIPTS["latin"].characters()))
     names = [face.name for face in choose(found, scripts_named("latin"), 0).faces]
     assert sum(name.startswith("DejaVu") for name in names) == 4
+
+
+def test_the_command_shows_a_sheet_and_writes_the_file(folder, tmp_path, monkeypatch, run):
+    monkeypatch.setenv("HYPERMARGIN_CACHE", str(tmp_path / "cache"))
+    sheet, out = tmp_path / "sheet.png", tmp_path / "greek.glyphs"
+    code, printed, told = run("data", f"glyphs:{folder}", "--script", "greek", "--picture", sheet, "--out", out)
+    assert code == 0, told
+    assert "open set" in printed
+    assert "greek: " in told
+    assert Image.open(sheet).size == (12 * 34, 8 * 34)
+    assert len(open_data(out)) == len(read_drawn(out))
+    assert run("data", "digits", "--script", "greek")[2].count("--script is for glyphs") == 1
+    code, _, told = run("data", "digits", "--out", tmp_path / "x.glyphs")
+    assert code == 2
+    assert "--out must end in .npz" in told
