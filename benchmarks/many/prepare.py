@@ -15,7 +15,7 @@ import numpy as np
 from benchmarks.command import say
 from hypermargin.data import open_data
 from hypermargin.data.cifar import FILES_OF_CIFAR10
-from hypermargin.data.drawn import Drawn, Kept, pack
+from hypermargin.data.drawn import Drawn, Kept, join_pixels, pack
 from hypermargin.data.glyphs import draw_named
 
 
@@ -64,7 +64,7 @@ def thinned(drawn: Drawn, most: int) -> Drawn:
     for face, row in enumerate(drawn.there):
         own = images[at : at + int(row.sum())]
         at += int(row.sum())
-        kept.append(Kept(np.flatnonzero(there[face]), own[there[face][row]] // 85))
+        kept.append(Kept(np.flatnonzero(there[face]), join_pixels(own[there[face][row]] // 85)))
     return replace(drawn, there=there, packed=pack(kept))
 
 

@@ -19,7 +19,7 @@ from benchmarks.many.picture import draw
 from benchmarks.many.plan import Size, Spec
 from benchmarks.many.run import StudyRun
 from benchmarks.study.runner import read
-from hypermargin.data.drawn import Drawn, Kept, pack
+from hypermargin.data.drawn import Drawn, Kept, join_pixels, pack
 from hypermargin.hinge import max_hinge
 
 IDENTITIES, FACES = 60, 12
@@ -32,7 +32,10 @@ def drawn():
     rng = np.random.default_rng(0)
     patterns = np.kron(rng.integers(0, 4, (IDENTITIES, 4, 4)), np.ones((4, 4))).astype(int)
     kept = [
-        Kept(np.arange(IDENTITIES), np.clip(patterns + rng.integers(-1, 2, patterns.shape), 0, 3).astype(np.uint8))
+        Kept(
+            np.arange(IDENTITIES),
+            join_pixels(np.clip(patterns + rng.integers(-1, 2, patterns.shape), 0, 3).astype(np.uint8)),
+        )
         for _ in range(FACES)
     ]
     names = tuple(f"U+{k:04X}" for k in range(IDENTITIES))
