@@ -64,17 +64,14 @@ class Run:
         self.spec, self.task = spec, task
         device = task.train.images.device
         torch.manual_seed(spec.seed)
-        shape = (1, *task.train.images.shape[1:])
-        self.network = network(spec.task, shape, spec.dim, spec.width).to(device).train()
+        self.network = self.make_network(images_shape(task.train.images)).to(device).train()
         overrides: dict[str, Any] = {"check": False, **spec.set}
         if spec.lam_floor is not None:
             overrides["schedule"] = LambdaAnnealing(floor=spec.lam_floor)
         self.head = self.make_head(overrides).to(device).train()
-        self.optimizer = create_optimizer(
-            self.network, self.head, name="adamw", lr=spec.lr, weight_decay=spec.weight_decay
-        )
+        self.optimizer = self.make_optimizer()
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        self.augment, self.scaling = Augment.parse(AUGMENT[spec.task]), Scaling()
+        self.augment, self.scaling = Augment.parse(self.augmentation()), Scaling()
 
         # Everything a step needs, for all steps, looked up by the counter `at`.
         count, batch = len(task.train.labels), min(spec.batch, len(task.train.labels))
@@ -84,9 +81,7 @@ class Run:
         orders = [torch.randperm(count, generator=own)[: each * batch] for _ in range(spec.epochs)]
         self.order = torch.cat(orders).reshape(self.total, batch).to(device)
         self.draws = torch.rand(self.total, batch, DRAWS, generator=own).to(device)
-        warmup = round(0.5 * each)
-        factors = [rate(k, total=self.total, warmup=warmup, schedule="cosine") for k in range(self.total)]
-        self.factors = torch.tensor(factors, device=device)
+        self.factors = torch.tensor(self.make_factors(each), device=device)
         self.at = torch.zeros(1, dtype=torch.int64, device=device)
         self.losses = torch.full((self.total,), math.nan, device=device)
         self.right = torch.zeros(self.total, device=device)
@@ -103,6 +98,24 @@ class Run:
         self.graphs, self.why_not = True, ""  # record a step; why that failed
         self.done = 0
         self.started = time.monotonic()
+
+    def make_network(self, shape: tuple[int, ...]) -> torch.nn.Module:
+        """The network of the task."""
+        return network(self.spec.task, shape, self.spec.dim, self.spec.width)
+
+    def augmentation(self) -> str:
+        """What is done to training images, in the words of `hypermargin.data.Augment`."""
+        return AUGMENT[self.spec.task]
+
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        """AdamW."""
+        lr, decay = self.spec.lr, self.spec.weight_decay
+        return create_optimizer(self.network, self.head, name="adamw", lr=lr, weight_decay=decay)
+
+    def make_factors(self, each: int) -> list[float]:
+        """The learning rate of every step as a share of the spec's: half an epoch of warm-up, then a cosine."""
+        warmup = round(0.5 * each)
+        return [rate(k, total=self.total, warmup=warmup, schedule="cosine") for k in range(self.total)]
 
     def make_head(self, overrides: dict[str, Any]) -> MarginHead:
         """The head of the spec."""
@@ -124,7 +137,7 @@ class Run:
         features = self._forward(images)
         loss = self.head(features, labels)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.parameters, CLIP)
+        self.norm = torch.nn.utils.clip_grad_norm_(self.parameters, CLIP)
         self.optimizer.step()
         with torch.no_grad():
             self.losses.index_copy_(0, self.at, loss.detach().reshape(1).float())
@@ -235,7 +248,7 @@ class Run:
         features, labels = self.features(part.images[some]), part.labels[some]
         logits = self.head.logits(features)
         norms = features.norm(dim=1)
-        scale = {"scale": float(self.head.current_scale())} if self.head.unit_features else {}
+        scale = {"scale": float(self.head.current_scale())} if self.head.settings.unit_features else {}
         W = F.normalize(self.head.weight.float())
         cosines = F.normalize(features) @ W.T
         own = cosines.gather(1, labels[:, None])[:, 0]
@@ -248,6 +261,11 @@ class Run:
             "norm_spread": float(norms.std() / norms.mean()),
             **scale,
         }
+
+
+def images_shape(images: Tensor) -> tuple[int, ...]:
+    """(channels, height, width) of images (N, H, W) or (N, H, W, 3)."""
+    return (images.shape[3], *images.shape[1:3]) if images.dim() == 4 else (1, *images.shape[1:])
 
 
 def _degrees(cosines: Tensor) -> float:

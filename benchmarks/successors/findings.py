@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.heads.tables import table
+from benchmarks.study.agenda import Result
 from benchmarks.successors import plan
-from benchmarks.successors.plan import Result
 from benchmarks.successors.tables import STORED, errors, heads_of, of
 
 PAGE = Path("docs/findings.md")

@@ -8,8 +8,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from benchmarks.study.agenda import Result
 from benchmarks.successors import plan
-from benchmarks.successors.plan import Result
 from benchmarks.successors.tables import errors, heads_of
 from hypermargin.plots.style import LIGHT
 

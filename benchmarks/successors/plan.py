@@ -5,12 +5,13 @@ The order is that of their worth, so that a study that ends early has answered t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.heads import loop
 from benchmarks.heads.plan import value
+from benchmarks.study.agenda import Agenda, Result
 
 SEEDS = 0, 1, 2
 EACH = 6  # settings per head
@@ -24,7 +25,6 @@ EPOCHS = {
 }  # of the tail there is a third
 RATE = 0.003
 
-Result = dict[str, Any]
 Setting = dict[str, Any]  # fields of a Spec
 
 
@@ -119,37 +119,6 @@ def finals(searched: Sequence[Result]) -> list[Spec]:
     return [replace(Spec(**best["spec"]), study="final", stage="final", seed=seed) for seed in SEEDS]
 
 
-class Agenda:
-    """What is to be trained next, given what has been."""
-
-    def __init__(self, wanted: Sequence[tuple[str, str]], size: Size, results: Sequence[Result]) -> None:
-        self.done = {Spec(**r["spec"]).key: r for r in results}
-        self.taken = set(self.done)
-        self.searches = [_by_key(search(condition, head, size)) for condition, head in wanted]
-        self.finals: dict[int, dict[str, Spec]] = {}  # by the number of the search, once that is over
-
-    def next(self) -> Spec | None:
-        """The next run, which is then taken; None if there is none before another result is in."""
-        for key, spec in self._open():
-            self.taken.add(key)
-            return spec
-        return None
-
-    def finished(self, result: Result) -> None:
-        """Take in a result."""
-        self.done[Spec(**result["spec"]).key] = result
-
-    def give_back(self, spec: Spec) -> None:
-        """A run that was begun and will have no result: another may take it."""
-        self.taken.discard(spec.key)
-
-    def _open(self) -> Iterator[tuple[str, Spec]]:
-        for number, tried in enumerate(self.searches):
-            if number not in self.finals and all(key in self.done for key in tried):
-                self.finals[number] = _by_key(finals([self.done[key] for key in tried]))
-            for runs in (tried, self.finals.get(number, {})):
-                yield from ((key, spec) for key, spec in runs.items() if key not in self.taken)
-
-
-def _by_key(specs: Sequence[Spec]) -> dict[str, Spec]:
-    return {spec.key: spec for spec in specs}
+def agenda(wanted: Sequence[tuple[str, str]], size: Size, results: Sequence[Result]) -> Agenda:
+    """The searches of heads under conditions, each followed by three seeds of the best setting."""
+    return Agenda([search(condition, head, size) for condition, head in wanted], finals, results)

@@ -11,8 +11,9 @@ from pathlib import Path
 from benchmarks.heads.plan import value
 from benchmarks.heads.tables import table
 from benchmarks.record import in_words
+from benchmarks.study.agenda import Result
 from benchmarks.successors import plan
-from benchmarks.successors.plan import Result, Spec
+from benchmarks.successors.plan import Spec
 
 STORED = Path("benchmarks/results/successors.jsonl")
 TITLES = {

@@ -19,11 +19,12 @@ import pytest
 import torch
 
 from benchmarks.heads.tasks import Part, Task
+from benchmarks.study import mps, workers
 from benchmarks.successors import __main__ as successors
-from benchmarks.successors import conditions, findings, mps, plan, run, tables, workers
+from benchmarks.successors import conditions, findings, plan, run, tables
 from benchmarks.successors.__main__ import read
 from benchmarks.successors.picture import draw
-from benchmarks.successors.plan import Agenda, Size, Spec
+from benchmarks.successors.plan import Size, Spec
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = Size(width=2, batch=16, epochs=0.05)
@@ -55,10 +56,10 @@ def result(spec, eer=0.05, broken=False, **more):
 
 def everything(eer=lambda spec: 0.05, wanted=None):
     """Results of the whole plan, by a rule."""
-    agenda, found = Agenda(plan.groups() if wanted is None else wanted, Size(), []), []
+    agenda, found = plan.agenda(plan.groups() if wanted is None else wanted, Size(), []), []
     while (spec := agenda.next()) is not None:
         found.append(result(spec, eer(spec)))
-        agenda.finished(found[-1])
+        agenda.finished(spec, found[-1])
     return found
 
 
@@ -85,11 +86,11 @@ def test_every_setting_can_be_trained(omniglot):
 
 
 def test_three_seeds_of_the_best_setting_come_once_all_six_are_in():
-    agenda = Agenda([("clean", "arcface")], Size(), [])
+    agenda = plan.agenda([("clean", "arcface")], Size(), [])
     searched = [agenda.next() for _ in range(6)]
     assert agenda.next() is None
     for at, spec in enumerate(searched):
-        agenda.finished(result(spec, 0.01 if at == 3 else 0.02))
+        agenda.finished(spec, result(spec, 0.01 if at == 3 else 0.02))
     finals = [agenda.next() for _ in range(3)]
     assert agenda.next() is None
     assert [s.seed for s in finals] == [0, 1, 2]
@@ -98,15 +99,15 @@ def test_three_seeds_of_the_best_setting_come_once_all_six_are_in():
 
 def test_a_head_that_fails_everywhere_has_no_finals_and_one_that_fails_once_has():
     for lost in (5, 6):
-        agenda = Agenda([("clean", "arcface")], Size(), [])
+        agenda = plan.agenda([("clean", "arcface")], Size(), [])
         for at, spec in enumerate([agenda.next() for _ in range(6)]):
-            agenda.finished(result(spec, broken=at < lost))
+            agenda.finished(spec, result(spec, broken=at < lost))
         assert (agenda.next() is None) == (lost == 6)
 
 
 def test_what_is_known_is_not_made_again_and_what_was_given_back_is():
     found = everything(wanted=[("clean", "arcface")])
-    again = Agenda([("clean", "arcface")], Size(), json.loads(json.dumps(found[:7])))
+    again = plan.agenda([("clean", "arcface")], Size(), json.loads(json.dumps(found[:7])))
     left = again.next()
     assert [left.key, again.next().key] == [Spec(**r["spec"]).key for r in found[7:]]
     assert again.next() is None
@@ -269,7 +270,7 @@ def quick(monkeypatch):
     def call(*heads, seconds=60.0):
         said = []
         settings = workers.Settings(Path("nowhere"), "cpu", processes=2, at_once=2)
-        agenda = Agenda([("clean", head) for head in heads], Size(), [])
+        agenda = plan.agenda([("clean", head) for head in heads], Size(), [])
         return list(workers.train_all(agenda, settings, seconds=seconds, say=said.append)), said
 
     return call

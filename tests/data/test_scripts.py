@@ -6,13 +6,14 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 import pytest
+from PIL import Image
 
 from hypermargin.data import glyphs, open_data, read_drawn
 from hypermargin.data.base import TEST, TRAIN, UNUSED, VALIDATION, DataError
-from hypermargin.data.drawn import Drawn, Kept, pack, split_identities
+from hypermargin.data.drawn import Drawn, join_pixels, split_identities, split_pixels
 from hypermargin.data.scripts import SCRIPTS, glyphs_named, scripts_named
 from hypermargin.data.typefaces import _first_word, choose, font_paths, open_typefaces
-from hypermargin.data.whole_scripts import _packed, _unpacked, _whole, draw_scripts
+from hypermargin.data.whole_scripts import _crowds, _whole, draw_scripts
 
 FONTS = Path(matplotlib.get_data_path(), "fonts", "ttf")
 # Three families, one of them under a second name, too.
@@ -144,7 +145,7 @@ def test_a_file_is_carried_and_read(greek, tmp_path):
 
 
 def test_damaged_images_are_noticed(greek):
-    for packed in (greek.packed[0][:-20], b"xz", pack([Kept(np.arange(1), np.full((1, 32, 32), 4, np.uint8))])[0]):
+    for packed in (greek.packed[0][:-20], b"xz", greek.packed[1] + greek.packed[0]):
         bad = Drawn(32, greek.classes, greek.faces, greek.seen, greek.there, (packed, *greek.packed[1:]))
         with pytest.raises(DataError, match=f"the images of {greek.faces[0]} are damaged"):
             bad.images()
@@ -177,7 +178,16 @@ def test_boxes_for_missing_characters_are_found():
 
 def test_four_pixels_are_a_byte():
     levels = np.random.default_rng(0).integers(0, 4, (7, 12, 12)).astype(np.uint8)
-    np.testing.assert_array_equal(_unpacked(_packed(levels), 12), levels)
+    assert join_pixels(levels).shape == (7, 36)
+    np.testing.assert_array_equal(split_pixels(join_pixels(levels), 12), levels)
+
+
+def test_a_typeface_that_shows_readings_is_noticed():
+    rng = np.random.default_rng(0)
+    readings = rng.integers(1, 256, (40, 64)).astype(np.uint8)
+    assert _crowds(readings.repeat(12, 0)) == 40
+    assert _crowds(readings.repeat(3, 0)) == 0
+    assert _crowds(np.zeros((50, 64), np.uint8)) == 0
 
 
 def test_names():
@@ -211,3 +221,18 @@ def test_four_typefaces_of_a_family_are_taken_and_they_differ(folder, tmp_path):
     found, _ = open_typefaces(font_paths(tmp_path), frozenset(SCRIPTS["latin"].characters()))
     names = [face.name for face in choose(found, scripts_named("latin"), 0).faces]
     assert sum(name.startswith("DejaVu") for name in names) == 4
+
+
+def test_the_command_shows_a_sheet_and_writes_the_file(folder, tmp_path, monkeypatch, run):
+    monkeypatch.setenv("HYPERMARGIN_CACHE", str(tmp_path / "cache"))
+    sheet, out = tmp_path / "sheet.png", tmp_path / "greek.glyphs"
+    code, printed, told = run("data", f"glyphs:{folder}", "--script", "greek", "--picture", sheet, "--out", out)
+    assert code == 0, told
+    assert "open set" in printed
+    assert "greek: " in told
+    assert Image.open(sheet).size == (12 * 34, 8 * 34)
+    assert len(open_data(out)) == len(read_drawn(out))
+    assert run("data", "digits", "--script", "greek")[2].count("--script is for glyphs") == 1
+    code, _, told = run("data", "digits", "--out", tmp_path / "x.glyphs")
+    assert code == 2
+    assert "--out must end in .npz" in told

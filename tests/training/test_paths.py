@@ -113,6 +113,13 @@ def test_names_of_built_in_data_stay_names(tmp_path, monkeypatch):
     assert hm.training.paths.absolutes({"data": "digits", "init": None, "verify": []}) == {
         "data": "digits", "verify": [], "init": None,
     }  # fmt: skip
+    for name in ("glyphs:han", "glyphs:han+hangul", "mnist", "cifar10"):
+        assert hm.training.paths.absolutes({"data": name}) == {"data": name}
+        assert not hm.training.paths.gone(name)
+    assert hm.training.paths.absolutes({"data": "glyphs:han:digits"}) == {
+        "data": f"glyphs:han:{tmp_path / 'digits'}"
+    }
+    assert hm.training.paths.gone("glyphs:han:/nowhere")
     assert hm.training.paths.absolutes({"data": "glyphs:digits"}) == {"data": f"glyphs:{tmp_path / 'digits'}"}
     assert hm.training.paths.absolutes({"data": "nothing"}) == {"data": "nothing"}
 

@@ -7,7 +7,6 @@ row of a sprite is an image as well, pixel by pixel: 1,024 pixels wide, as tall 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -25,7 +24,7 @@ SIDE = 32
 PIXELS = 3 * SIDE * SIDE
 MOST_ROWS = 2**20
 BATCHES, CLASSES = 5, ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-SPRITE = re.compile(r"(?:data_batch_\d|test_batch)\.png")
+FILES_OF_CIFAR10 = (*(f"data_batch_{k}" for k in range(1, BATCHES + 1)), "test_batch")
 
 Batch = tuple[Array, Array]  # images (N, 32, 32, 3), labels (N,)
 
@@ -62,8 +61,7 @@ def read_cifar(path: str | Path) -> Data:
     names = {entry.name for entry in folder.iterdir()}
     ending = next((e for e in ("", ".bin", ".png") if f"data_batch_1{e}" in names), None)
     if ending is not None:
-        train = [f"data_batch_{k}{ending}" for k in range(1, BATCHES + 1)]
-        test = f"test_batch{ending}"
+        *train, test = (f"{name}{ending}" for name in FILES_OF_CIFAR10)
     elif {"train", "test"} <= names or {"train.bin", "test.bin"} <= names:
         ending = ".bin" if "train.bin" in names else ""
         train, test = [f"train{ending}"], f"test{ending}"

@@ -131,10 +131,9 @@ def choose(found: Sequence[Typeface], scripts: Sequence[Script], workers: int) -
         use[taken, s] = True
         words = f"{script.name}: {len(taken)} typefaces of {len(families)} families, out of {one.faces} faces"
         words += f", {one.broken} of which cannot be drawn" if one.broken else ""
-        notes.append(words)
         if len(taken) < FEW_FACES:
-            more = f"More on Debian or Ubuntu: apt install {' '.join(script.packages)}"
-            (lacking if len(taken) < LEAST_FACES else notes).append(f"{words}. {more}")
+            words += f". More on Debian or Ubuntu: apt install {' '.join(script.packages)}"
+        (lacking if len(taken) < LEAST_FACES else notes).append(words)
     if lacking:
         raise DataError(
             f"glyphs: too few typefaces that differ, at least {LEAST_FACES} are needed. A face counts for a script "

@@ -15,7 +15,7 @@ from hypermargin.common.environment import cores
 from hypermargin.common.text import Say
 from hypermargin.data.base import DataError, Rows
 from hypermargin.data.drawing import Drawing, check_drawable, draw_all
-from hypermargin.data.drawn import ENDING, LARGEST, LEVELS, Drawn, Kept, pack, read_drawn
+from hypermargin.data.drawn import ENDING, LARGEST, LEVELS, Drawn, Kept, join_pixels, pack, read_drawn, split_pixels
 from hypermargin.data.homoglyphs import same_means
 from hypermargin.data.scripts import Script, scripts_named
 from hypermargin.data.typefaces import Chosen, Typeface, choose, font_paths, open_typefaces
@@ -23,8 +23,8 @@ from hypermargin.data.typefaces import Chosen, Typeface, choose, font_paths, ope
 VERSION = 1  # of what is drawn: a change here makes old cache files unused
 MOST_ALIKE = 8  # characters of one typeface with the very same image: more are a box for missing ones
 SAME = 0.1  # share of the ink in which the same character of two typefaces differs, at most, to be one drawing
+MOST_CROWDS = 10  # of so many alike: more show something else, such as the Korean reading of each Han character
 LEAST_IMAGES = 4  # of an identity in the seen typefaces
-SHIFTS = np.array([0, 2, 4, 6], np.uint8)  # of four pixels in a byte
 UNSEEN = 0.15, 0.25  # share of a script's images in unseen families: at least, if possible, and at most
 
 
@@ -97,9 +97,9 @@ def _key(scripts: Sequence[Script], paths: Sequence[Path], size: int) -> str:
 def _assemble(
     chosen: Chosen, scripts: Sequence[Script], size: int, workers: int, say: Say, bad: list[str]
 ) -> Drawn:
-    sets = [script.characters() for script in scripts]
-    every = sorted(frozenset(c for one in sets for c in one))
-    script_of = np.array([next(s for s, one in enumerate(map(frozenset, sets)) if c in one) for c in every])
+    script_by = {c: s for s, script in reversed(list(enumerate(scripts))) for c in script.characters()}
+    every = sorted(script_by)
+    script_of = np.array([script_by[c] for c in every])
     kept, lost = _draw(chosen, every, script_of, size, workers, say)
     there = np.zeros((len(kept), len(every)), np.bool_)
     for f, one in enumerate(kept):
@@ -120,7 +120,7 @@ def _assemble(
         mine = column[one.columns]
         mine, at = np.unique(np.where(enough[mine] & there[f, one.columns], mine, -1), return_index=True)
         mine, at = mine[mine >= 0], at[mine >= 0]
-        final.append(Kept(place[mine], _unpacked(one.levels[at], size)))
+        final.append(Kept(place[mine], one.pixels[at]))
         grid[f, place[mine]] = True
     names = tuple(f"U+{ord(every[k]):04X} {every[k]}" for k in first[enough])
     notes = [*chosen.notes, *bad, f"{lost:,} blank, missing or failed", f"{copies:,} copies of another typeface's"]
@@ -151,7 +151,7 @@ def _draw(
     rows_of = [list[Rows]() for _ in chosen.faces]
     parts_of = [list[NDArray[np.uint8]]() for _ in chosen.faces]
     for rows, images in draw_all(drawing, workers):
-        levels = _packed(((images.astype(np.uint16) * (LEVELS - 1) + 127) // 255).astype(np.uint8))
+        levels = join_pixels(((images.astype(np.uint16) * (LEVELS - 1) + 127) // 255).astype(np.uint8))
         for f in np.unique(drawing.face_of[rows]):
             own = drawing.face_of[rows] == f
             rows_of[int(f)].append(columns[rows[own]])
@@ -161,9 +161,18 @@ def _draw(
         cols = np.concatenate([np.empty(0, np.int64), *rows_of[f]])
         levels = np.concatenate([np.empty((0, size * size // 4), np.uint8), *parts_of[f]])
         whole = _whole(levels, cols < 0)
+        for s in np.unique(script_of[cols[cols >= 0]]):
+            mine = (cols >= 0) & (script_of[cols] == s)
+            if _crowds(levels[mine]) > MOST_CROWDS:
+                whole &= ~mine
         kept.append(Kept(cols[whole], levels[whole]))
         rows_of[f], parts_of[f] = [], []
     return kept, int((columns >= 0).sum()) - sum(len(one.columns) for one in kept)
+
+
+def _crowds(levels: NDArray[np.uint8]) -> int:
+    """Count the images, but for blank ones, that more than MOST_ALIKE characters share."""
+    return int((np.unique(levels[levels.any(1)], axis=0, return_counts=True)[1] > MOST_ALIKE).sum())
 
 
 def _whole(levels: NDArray[np.uint8], absent: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -177,23 +186,12 @@ def _whole(levels: NDArray[np.uint8], absent: NDArray[np.bool_]) -> NDArray[np.b
     return good
 
 
-def _packed(levels: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Put four pixels into a byte."""
-    four = levels.reshape(len(levels), -1, 4)
-    return np.asarray((four << SHIFTS).sum(2, dtype=np.uint8))
-
-
-def _unpacked(packed: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
-    four: NDArray[np.uint8] = (packed[..., None] >> SHIFTS) & np.uint8(3)
-    return four.reshape(-1, size, size)
-
-
 BITS = np.array([bin(k).count("1") for k in range(256)], np.uint8)
 
 
 def _drop_copies(kept: list[Kept], there: NDArray[np.bool_]) -> int:
     """Take the drawings out of `there` that an earlier typeface has, too; count them."""
-    ink = [one.levels & 0xAA for one in kept]  # the higher bit of each pixel: gray or brighter
+    ink = [one.pixels & 0xAA for one in kept]  # the higher bit of each pixel: gray or brighter
     amount = [BITS[one].sum(1, dtype=np.int32) for one in ink]
     place = np.full(there.shape, -1, np.int64)
     for f, one in enumerate(kept):
@@ -215,7 +213,7 @@ def _means(kept: list[Kept], there: NDArray[np.bool_], size: int) -> NDArray[np.
     total = np.zeros((there.shape[1], size, size), np.float32)
     for f, one in enumerate(kept):
         use = there[f, one.columns]
-        total[one.columns[use]] += _unpacked(one.levels[use], size)
+        total[one.columns[use]] += split_pixels(one.pixels[use], size)
     total /= np.maximum(there.sum(0), 1)[:, None, None] * (LEVELS - 1)
     return total
 
@@ -226,12 +224,12 @@ def _of_both(
     """Return the images of two characters in the typefaces that draw both."""
     faces = np.flatnonzero(there[:, a] & there[:, b])
     pairs = [
-        np.stack([kept[f].levels[np.searchsorted(kept[f].columns, k)] for f in faces])
+        np.stack([kept[f].pixels[np.searchsorted(kept[f].columns, k)] for f in faces])
         if len(faces)
         else np.empty((0, size * size // 4), np.uint8)
         for k in (a, b)
     ]
-    one, other = (_unpacked(each, size).astype(np.float32) for each in pairs)
+    one, other = (split_pixels(each, size).astype(np.float32) for each in pairs)
     return one / np.float32(LEVELS - 1), other / np.float32(LEVELS - 1)
 
 

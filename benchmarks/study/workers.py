@@ -5,6 +5,7 @@ Launching the kernels of recorded steps keeps a core busy, so one process cannot
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import time
@@ -17,8 +18,9 @@ from typing import Any
 
 import torch
 
+from benchmarks.heads.loop import Spec
 from benchmarks.record import environment
-from benchmarks.successors.plan import Agenda, Result, Spec
+from benchmarks.study.agenda import Agenda, Result
 from hypermargin.common.text import first_line
 
 ROUND = 25  # steps of each run between looks at the others
@@ -34,6 +36,7 @@ class Settings:
     at_once: int  # runs of a process that take turns
     graphs: bool = True
     start: str = "fork"  # quick, and sound as long as this process has not touched the GPU; or "spawn"
+    study: str = "benchmarks.successors.run"  # the module with `Data`, for the folder and device, and `StudyRun`
 
 
 @dataclass
@@ -70,7 +73,7 @@ def train_all(
             for pipe in wait([worker.pipe for worker in crew], timeout=min(left, 1.0)):
                 worker = next(w for w in crew if w.pipe is pipe)
                 try:
-                    result = worker.pipe.recv()
+                    spec, result = worker.pipe.recv()
                 except (EOFError, OSError):
                     crew.remove(worker)
                     say(f"a process has died with {len(worker.runs)} runs; {restarts} may still be started anew")
@@ -78,7 +81,7 @@ def train_all(
                         lost[spec.key] = lost.get(spec.key, 0) + 1
                         if lost[spec.key] > 1:
                             failed = _failed(spec, "the process died twice with it")
-                            agenda.finished(failed)
+                            agenda.finished(spec, failed)
                             yield failed
                         else:
                             agenda.give_back(spec)
@@ -86,9 +89,9 @@ def train_all(
                         restarts -= 1
                         crew.append(_start(settings))
                     continue
-                worker.runs = [s for s in worker.runs if s.key != Spec(**result["spec"]).key]
+                worker.runs = [s for s in worker.runs if s.key != spec.key]
                 longest = max(longest, result["seconds"])
-                agenda.finished(result)
+                agenda.finished(spec, result)
                 yield result
     finally:
         for worker in crew:
@@ -110,16 +113,16 @@ def _start(settings: Settings) -> Worker:
 
 def _serve(pipe: Connection, foreign: Connection | None, settings: Settings, parent: int) -> None:
     """Train what comes through the pipe, a few runs in turn, until it is closed."""
-    from benchmarks.successors.run import Data, StudyRun
-
+    study: Any = importlib.import_module(settings.study)
     if foreign is not None:
         foreign.close()
     torch.set_num_threads(1)
     device = torch.device(settings.device)
-    data, versions, active = Data(settings.data, device), environment(settings.device), list[StudyRun]()
+    data, versions, active = study.Data(settings.data, device), environment(settings.device), list[Any]()
 
     def failed(spec: Spec, error: Exception) -> None:
-        pipe.send(_failed(spec, f"{type(error).__name__}: {first_line(error)}") | {"environment": versions})
+        why = _failed(spec, f"{type(error).__name__}: {first_line(error)}")
+        pipe.send((spec, why | {"environment": versions}))
         if "CUDA error" in str(error):  # nothing more can be had of this process's GPU context
             os._exit(1)
 
@@ -130,7 +133,7 @@ def _serve(pipe: Connection, foreign: Connection | None, settings: Settings, par
             except (EOFError, OSError):
                 return
             try:
-                active.append(StudyRun(spec, data.of(spec)))
+                active.append(study.StudyRun(spec, data.of(spec)))
                 active[-1].graphs = settings.graphs
             except Exception as error:  # a setting that cannot be: told, not fatal
                 failed(spec, error)
@@ -141,7 +144,7 @@ def _serve(pipe: Connection, foreign: Connection | None, settings: Settings, par
                 if run.done < run.total:
                     continue
                 result = run.result() | {"recorded": run.graph is not None, "environment": versions}
-                pipe.send(result | ({"why_not": run.why_not} if run.why_not else {}))
+                pipe.send((run.spec, result | ({"why_not": run.why_not} if run.why_not else {})))
             except Exception as error:
                 failed(run.spec, error)
             active.remove(run)

@@ -1,0 +1,1 @@
+"""Where margins matter: thousands of characters in many typefaces as classes. See benchmarks/README.md."""
