@@ -258,4 +258,4 @@ def test_errors_say_what_to_do(make, message):
 
 def test_without_the_package_the_error_says_what_to_install():
     said = said_without("pytorch_metric_learning", "import hypermargin.integrations.metric_learning")
-    assert "pip install 'hypermargin[metric-learning]'" in said
+    assert "pip install pytorch-metric-learning" in said

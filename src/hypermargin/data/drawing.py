@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hypermargin.common.needs import absent
 from hypermargin.data.base import Rows
 from hypermargin.data.fonts import Face, FontError, draw_one, missing
 from hypermargin.data.workers import read
@@ -82,8 +82,5 @@ def _open_font(path: Path, index: int, pixels: int) -> Face:
 
 def check_drawable() -> None:
     """Refuse where a package that draws is missing."""
-    for module, extra in (("PIL", "train"), ("matplotlib", "plot")):
-        try:
-            importlib.import_module(module)
-        except ModuleNotFoundError:
-            raise missing({"PIL": "pillow"}.get(module, module), extra) from None
+    for package in absent("pillow", "matplotlib"):
+        raise missing(package)

@@ -4,6 +4,8 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
 
+from hypermargin.common.needs import not_installed
+
 __all__ = sorted(module.name for module in iter_modules(__path__) if not module.name.startswith("_"))
 
 
@@ -19,9 +21,8 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-def missing(error: ModuleNotFoundError, package: str, extra: str) -> ModuleNotFoundError:
+def missing(error: ModuleNotFoundError, module: str, package: str) -> ModuleNotFoundError:
     """Return the error for a framework that is not installed, or the error itself if it is about something else."""
-    if error.name != package:
+    if error.name != module:
         return error
-    install = f"pip install 'hypermargin[{extra}]'"
-    return ModuleNotFoundError(f"this needs {package}, which is not installed. Run: {install}", name=package)
+    return ModuleNotFoundError(not_installed("this needs", package), name=module)

@@ -4,7 +4,7 @@
 
     loss = margin_softmax(features, weight, labels, margin("arcface", m=0.5), scale=64.0)
 
-PyTorch is not imported. Needs `pip install 'hypermargin[jax]'`.
+PyTorch is not imported. Needs `pip install jax`.
 """
 
 from __future__ import annotations

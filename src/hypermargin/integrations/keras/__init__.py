@@ -8,7 +8,7 @@ The short way is two lines of an ordinary model: a last layer that returns cosin
 `MarginModel(backbone, MarginHead(10, "a-softmax"))` has all of the classic family: heads that do not normalise, a
 learned scale, schedules of λ, s and m, and blocks for many classes.
 
-PyTorch is imported on its own backend alone. Needs `pip install 'hypermargin[keras]'`.
+PyTorch is imported on its own backend alone. Needs `pip install keras`.
 """
 
 from hypermargin.integrations import missing
