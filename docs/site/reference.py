@@ -19,14 +19,15 @@ from typing import Any
 
 import hypermargin
 
-# Packages that hold no names to be imported by others: the command line, and what several packages share.
-NOT_PUBLIC = frozenset({"cli", "common"})
+# Packages without a page here: the command line, what several packages share, and the integrations, whose frameworks
+# need not be installed. Those have pages of their own in docs/integrations, which name all of their names (a test).
+NOT_PUBLIC = frozenset({"cli", "common", "integrations"})
 WIDTH = 100  # of a signature, before it is broken into one parameter per line
 
 
 def public_modules() -> list[str]:
     """List the modules whose names are public: those in `hypermargin.__all__`, and packages with an `__all__`."""
-    found = {name for name in hypermargin.__all__ if inspect.ismodule(getattr(hypermargin, name))}
+    found = {name for name in hypermargin.__all__ if inspect.ismodule(getattr(hypermargin, name))} - NOT_PUBLIC
     for entry in pkgutil.iter_modules(hypermargin.__path__):
         if entry.ispkg and not entry.name.startswith("_") and entry.name not in NOT_PUBLIC:
             source = Path(hypermargin.__path__[0]) / entry.name / "__init__.py"

@@ -1,5 +1,6 @@
 """The site: every page has a place, every link leads somewhere, and no public name is left out of the reference."""
 
+import ast
 import importlib
 import importlib.util
 import inspect
@@ -71,6 +72,19 @@ def test_every_public_name_is_in_the_reference(name):
     page = REFERENCE[f"{name or 'index'}.md"]
     names = [each for each in reference.public_names(module) if not inspect.ismodule(getattr(module, each))]
     assert not [each for each in names if f"{{ #{reference.anchor(module, each)} }}" not in page]
+
+
+def test_every_name_of_the_integrations_is_on_their_pages():
+    """Their frameworks need not be installed, so they are read, not imported."""
+    folder = pages.ROOT / "src/hypermargin/integrations"
+    said = "\n".join(page.read_text(encoding="utf-8") for page in (pages.ROOT / "docs/integrations").glob("*.md"))
+    modules = [*folder.glob("[a-z]*.py"), *folder.glob("*/__init__.py")]
+    assert len(modules) > 4
+    for module in modules:
+        source = ast.parse(module.read_text(encoding="utf-8"))
+        assigned = [node for node in source.body if isinstance(node, ast.Assign) and node.targets[0].id == "__all__"]
+        for name in ast.literal_eval(assigned[0].value):
+            assert re.search(rf"\b{name}\b", said), f"{module.name}: {name} is on no page of docs/integrations"
 
 
 def test_every_public_name_has_a_docstring(monkeypatch):
