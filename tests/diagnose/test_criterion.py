@@ -194,3 +194,36 @@ def test_a_class_that_needs_more_says_what():
 def test_form_weights_is_told_by_three_arguments():
     assert find_criterion(p.crossed_norms).form == "weights"
     assert find_criterion(p.airface).form == "cosines"
+
+
+class Linear(nn.Module):
+    def __init__(self, dim, classes):
+        super().__init__()
+        self.layer = nn.Linear(dim, classes)
+
+    def forward(self, x, y):
+        return F.cross_entropy(self.layer(x), y)
+
+
+def test_a_bias_is_said_and_does_not_disturb_the_angles():
+    found = diagnose(Linear(16, 7))
+    assert "bias" in found.codes()
+    assert (found.scale, found.unit_features, found.unit_weight) == (pytest.approx(1.0), False, False)
+    assert "bias=True" in found.same
+
+
+def test_the_same_with_other_classes_shows_memory_and_one_class():
+    class NeedsRivals(p.Rows):
+        def forward(self, x, y):
+            z = self.cosines(x)
+            rivals = z.scatter(1, y[:, None], -9.0).topk(2)[0]
+            return F.cross_entropy(self.s * z, y) + 0 * rivals.sum()
+
+    found = diagnose(NeedsRivals(), remake=lambda classes: NeedsRivals(classes=classes))
+    assert "one-class" in found.codes()
+    found = diagnose(p.Clamped(), remake=lambda classes: p.Clamped(classes=classes))
+    assert "memory" in found.codes()
+    assert "one-class" not in found.codes()
+    plain = diagnose(p.BothBack(), remake=lambda classes: p.Rows(classes=classes))
+    assert "not-measured" in plain.codes()  # what was remade is another criterion, and cannot be called
+    assert "one-class" not in diagnose(Linear(16, 7), remake=lambda classes: Linear(16, classes)).codes()

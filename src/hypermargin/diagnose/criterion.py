@@ -60,6 +60,7 @@ class Criterion:
     weight: Weight | None = None
     kept: Kept | None = None
     log_probabilities: bool = False  # its logits are probabilities, of which the logarithm is taken
+    bias: str = ""  # the name of a bias by class, which was set to 0
     summed: bool = False  # its loss is a sum over the rows
     seed: int = 0
 
@@ -83,7 +84,7 @@ class Criterion:
     def __call__(self, x: Tensor, W: Tensor, y: Tensor, *, fresh: bool = True) -> Outcome:
         """Call it; `x` and, but for form "features", `W` may require gradients. Not `fresh`: state goes on."""
         if fresh and self.kept is not None:
-            self.kept.restore()
+            self.kept.restore(but=self.weight.name if self.weight else "")
         seed(self.seed)
         if self.form == "features":
             with torch.no_grad():

@@ -15,7 +15,7 @@ from hypermargin.diagnose.edges import edges
 from hypermargin.diagnose.examination import Examination
 from hypermargin.diagnose.findings import sorted_by_level
 from hypermargin.diagnose.forms import find_criterion
-from hypermargin.diagnose.habits import habits, memory
+from hypermargin.diagnose.habits import MANY, habits, memory, one_class
 from hypermargin.diagnose.outputs import later, logits
 from hypermargin.diagnose.recognise import ENDS
 from hypermargin.diagnose.state import random_left_alone
@@ -29,7 +29,7 @@ def diagnose(
     dim: int | None = None,
     classes: int | None = None,
     expect: Margin | None = None,
-    larger: Callable[..., Any] | None = None,
+    remake: Callable[[int], Any] | None = None,
     name: str | None = None,
 ) -> Diagnosis:
     """Measure somebody's criterion as a black box, and name what was found.
@@ -39,7 +39,7 @@ def diagnose(
       these. How is found out; `form`, one of "features", "cosines", "weights", says it. What is measured is a copy.
     - dim, classes: of its class weights, where their shape and its attributes do not tell
     - expect: the margin it is meant to have, such as ArcFace(0.5); another one is a finding
-    - larger: the same criterion with some hundred classes, from which memory is counted
+    - remake: makes the same criterion with so many classes: with many memory is counted, with one it is tried
 
     It runs on the CPU, takes about a second, and draws no random numbers from yours.
     """
@@ -48,11 +48,11 @@ def diagnose(
         warnings.simplefilter("ignore")
         of = find_criterion(criterion, form=form, dim=dim, classes=classes)
         exam = Examination(of)
-        _examine(exam, expect, larger)
+        _examine(exam, expect, remake)
     return _diagnosis(exam, title)
 
 
-def _examine(exam: Examination, expect: Margin | None, larger: Callable[..., Any] | None) -> None:
+def _examine(exam: Examination, expect: Margin | None, remake: Callable[[int], Any] | None) -> None:
     """Do all of it."""
     exam.attempt("the angles", exam.measure)
     if exam.curves is not None and exam.softmax:
@@ -64,9 +64,11 @@ def _examine(exam: Examination, expect: Margin | None, larger: Callable[..., Any
     for name, probe in (*edges(exam.lab, exam.scale or 0.0), *habits(exam.lab)):
         exam.attempt(name, lambda probe=probe: exam.found.extend(probe()))  # type: ignore[misc]
     exam.attempt("logits", lambda: logits(exam))
-    if larger is not None:
-        of = exam.of
-        exam.attempt("memory", lambda: exam.found.extend(memory(find_criterion(larger, form=of.form))))
+    of = exam.of
+    if remake is not None:
+        exam.attempt("memory", lambda: exam.found.extend(memory(find_criterion(remake(MANY), form=of.form))))
+    if remake is not None or of.form != "features":
+        exam.attempt("one class", lambda: exam.found.extend(one_class(of, remake)))
 
 
 class _Quiet:

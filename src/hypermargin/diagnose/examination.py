@@ -55,6 +55,9 @@ class Examination:
     def measure(self) -> None:
         """Measure both curves, and see that they are those of a softmax."""
         self.lab = self.lab.level()
+        if self.of.bias:
+            said = f"It has a bias by class, {self.of.bias}, which was set to 0 to measure the angles."
+            self.found.append(Finding("bias", "note", said))
         if self.lab.floor:
             self.found.append(
                 Finding(
@@ -169,6 +172,7 @@ class Examination:
             self.margin, float(f"{self.scale:.6g}"), kind, self.features.kind == sides.UNIT,
             self.rows.kind == sides.UNIT, self.of.form == "cosines", self.of.form == "weights",
             self.of.weight.centers if self.of.weight else 1,
+            bool(self.of.bias),
         )  # fmt: skip
         self.proof = self.replacement.prove(self.of)
         if not self.proof.holds:
@@ -186,8 +190,8 @@ class Examination:
         self.found.append(
             Finding(
                 "unknown-loss", "note",
-                "It adds up like a softmax, but neither its target nor its rivals count as a function of the angle that "
-                "the family has. What is said of lengths supposes that they do.",
+                "It adds up like a softmax, but neither its target nor its rivals count as a function of the angle "
+                "that the family has. What is said of lengths supposes that they do.",
             )
         )  # fmt: skip
         accused = ("rows-not-normalised", "features-not-normalised")

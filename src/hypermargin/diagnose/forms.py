@@ -52,8 +52,19 @@ def find_criterion(
             for dtype in (torch.float64, torch.float32):
                 found = _tried(candidate, dtype, tried)
                 if found is not None:
-                    return found
+                    return without_bias(found)
     raise NotUnderstood(_complaint(form, tried))
+
+
+def without_bias(criterion: Criterion) -> Criterion:
+    """Set a bias by class to 0, so that angles alone are measured; `bias` names it."""
+    module = criterion.module
+    for name, tensor in module.named_parameters() if module is not None else ():
+        if name.split(".")[-1] in ("bias", "b") and tensor.numel() in (1, criterion.classes):
+            with torch.no_grad():
+                tensor.zero_()
+            return replace(criterion, bias=name, kept=Kept(module))
+    return criterion
 
 
 def build(factory: Callable[..., Any], *, dim: int, classes: int, settings: dict[str, Any]) -> Callable[..., Any]:
@@ -89,6 +100,11 @@ def build(factory: Callable[..., Any], *, dim: int, classes: int, settings: dict
     if not callable(made):
         raise TypeError(f"the factory must return something to call; got {type(made).__name__}.")
     return made  # type: ignore[no-any-return]  # callable was checked
+
+
+def has_classes(factory: Callable[..., Any]) -> bool:
+    """Tell whether a class or factory is made with a number of classes, under one of the usual names."""
+    return not isinstance(factory, nn.Module) and any(name in _parameters(factory) for name in CLASS_NAMES)
 
 
 def _parameters(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from hypermargin.common.text import first_line
 from hypermargin.diagnose.angles import Lab
 from hypermargin.diagnose.criterion import Criterion
 from hypermargin.diagnose.edges import Batch, differentiate, spread
 from hypermargin.diagnose.findings import Finding
+
+MANY = 512  # classes, from which memory is counted
 
 
 def habits(lab: Lab) -> Iterator[tuple[str, Callable[[], Iterator[Finding]]]]:
@@ -126,11 +130,34 @@ def _radial(of: Criterion) -> Iterator[Finding]:
         )  # fmt: skip
 
 
+def one_class(of: Criterion, remake: Callable[[int], Any] | None) -> Iterator[Finding]:
+    """Call it with a single class, which has no rivals: a loss of 0, and no NaN."""
+    x = torch.ones(4, of.dim, dtype=of.dtype)
+    y = torch.zeros(4, dtype=torch.long)
+    alone = replace(of, classes=1)
+    try:
+        if of.form == "features":
+            assert remake is not None
+            made = remake(1)
+            found = alone.read((made.to(of.dtype) if isinstance(made, nn.Module) else made)(x, alone.labels(y)), 4)
+        else:
+            found = alone(x, torch.ones(1, of.dim, dtype=of.dtype), y)
+        given = found.logits if found.loss is None else found.loss
+        what = "" if given is None or bool(given.isfinite().all()) else "the loss is not finite"
+    except Exception as error:
+        what = f"it raises {type(error).__name__}: {first_line(error)}"
+    if what:
+        yield Finding(
+            "one-class", "note", f"With a single class {what}.",
+            "A shard, a filtered data set or a test may have one class; there the loss is 0.",
+        )  # fmt: skip
+
+
 def memory(of: Criterion) -> Iterator[Finding]:
     """Count the numbers that autograd keeps for the backward, per row and class."""
     rows = max(64, 8 * of.dim)
     if of.form != "features":
-        of = replace(of, classes=512)  # as many as one likes
+        of = replace(of, classes=MANY)  # as many as one likes
     if of.classes < 64:
         return  # too few to tell N×C from N×d
     batch = spread(of, rows)

@@ -11,7 +11,7 @@ from typing import Any
 
 from hypermargin import checks
 from hypermargin.common.text import first_line
-from hypermargin.diagnose.forms import CLASSES, DIM, build
+from hypermargin.diagnose.forms import CLASS_NAMES, CLASSES, DIM, build, has_classes
 
 # Packages that are taken without being trusted, if they are installed, and the module of each that has the losses.
 KNOWN = {
@@ -22,7 +22,6 @@ KNOWN = {
     "torch": "torch.nn",
     "wespeaker": "wespeaker.models.projections",
 }
-MANY = 512  # classes, from which memory is counted
 
 
 class Untrusted(ValueError):  # noqa: N818  it says what the name is
@@ -53,14 +52,16 @@ def load(
     return made
 
 
-def load_larger(name: str, settings: dict[str, Any], *, dim: int | None, trust: bool) -> Callable[..., Any] | None:
-    """Make the same with many classes; None if it has no number of classes to choose."""
-    try:
-        found = _find(name, trust)
-        many = build(found, dim=dim or DIM, classes=MANY, settings=settings)
-        return None if many is found else many
-    except Exception:  # it is for a number alone
-        return None
+def remaker(
+    name: str, settings: dict[str, Any], *, dim: int | None, trust: bool
+) -> Callable[[int], Callable[..., Any]] | None:
+    """Return what makes the same with another number of classes; None if it has none to choose."""
+    found = _find(name, trust)
+
+    def remake(classes: int) -> Callable[..., Any]:
+        return build(found, dim=dim or DIM, classes=classes, settings=settings)
+
+    return remake if has_classes(found) and not settings.keys() & set(CLASS_NAMES) else None
 
 
 def _find(name: str, trust: bool) -> Any:

@@ -44,6 +44,7 @@ class Replacement:
     on_cosines: bool
     bare: bool = False  # with a weight of the caller's: margin_softmax
     centers: int = 1  # per class, of which the nearest counts
+    bias: bool = False
 
     def line(self) -> str:
         """Return the line that replaces a criterion by the same loss."""
@@ -59,6 +60,9 @@ class Replacement:
             )  # fmt: skip
         name, numbers, own = self._head()
         sides = [] if own else sides
+        if self.bias:
+            numbers = [each for each in numbers if each != "bias=False"]
+            sides = [*sides, "bias=True"]
         if self.centers > 1:
             sides += [f"centers={self.centers}", 'pool="max"']
         return _call(

@@ -27,9 +27,11 @@ class Kept:
                     self.found.append((f"{path}.{name}".lstrip("."), module, name, value, _copied(value)))
 
     @torch.no_grad()
-    def restore(self) -> None:
-        """Put everything back."""
-        for _, module, name, was, value in self.found:
+    def restore(self, but: str = "") -> None:
+        """Put everything back, but the tensor of that name, which is written anew anyway."""
+        for full, module, name, was, value in self.found:
+            if full == but:
+                continue
             if isinstance(was, nn.Parameter):
                 was.copy_(value)
                 was.grad = None

@@ -18,7 +18,7 @@ from hypermargin.common.text import first_line
 from hypermargin.diagnose.diagnosis import Diagnosis
 from hypermargin.diagnose.doctor import diagnose
 from hypermargin.diagnose.findings import Finding
-from hypermargin.diagnose.loading import check_trust, load, load_larger
+from hypermargin.diagnose.loading import check_trust, load, remaker
 from hypermargin.diagnose.stored import read, written
 from hypermargin.plots.catalogue import read_margin
 
@@ -84,9 +84,9 @@ def main() -> None:
     try:
         expect = read_margin(request.expect) if request.expect else None
         criterion = load(request.name, request.settings, classes=request.classes, **place)  # type: ignore[arg-type]
-        larger = load_larger(request.name, request.settings, **place)  # type: ignore[arg-type]
+        remake = remaker(request.name, request.settings, **place)  # type: ignore[arg-type]
         found = diagnose(
-            criterion, form=request.form, dim=request.dim, classes=request.classes, expect=expect, larger=larger,
+            criterion, form=request.form, dim=request.dim, classes=request.classes, expect=expect, remake=remake,
             name=request.name,
         )  # fmt: skip
         answer = written(found)
