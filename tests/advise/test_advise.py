@@ -444,3 +444,15 @@ def test_typical_angle():
 def test_errors_name_the_argument(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+def test_combined_is_fitted_to_the_plane():
+    """Ten classes in a plane are 36° apart: its paper's numbers cannot be met there, and those advised can."""
+    advice = recommend(10, 2, margin="combined")
+    assert advice.width == pytest.approx(advice.centre_angle / 2, rel=1e-3)
+    m1, m2, m3 = advice.m
+    assert m1 == 1
+    assert m2 / m3 == pytest.approx(0.3 / 0.2)
+    assert recommend(1000, 128, margin="combined").m == (1, 0.3, 0.2)  # where there is room
+    with pytest.raises(ValueError, match="cannot be met"):
+        recommend(10, 2, margin="combined", numbers={"m2": 0.3, "m3": 0.2})

@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from hypermargin.compare.report.page import SHAPES, _margin
 from hypermargin.compare.report.pictures import _psi_rows
+from hypermargin.compare.report.tables import SHAPES, margin_in_words
 from hypermargin.plots.comparison import HeadsDetDisplay, HeadsNumberDisplay, HeadsRocDisplay
 from hypermargin.plots.norms import NormsDisplay
 from hypermargin.plots.style import DARK, LIGHT, framed, new_axes, stroke_of
@@ -68,7 +68,7 @@ def test_pictures_side_by_side_share_their_axes():
 
 def test_l_softmax_is_not_called_sphereface():
     about = {"head": {"margin": "sphereface", "numbers": {"m": 4.0, "lam": 5.0, "beyond": "smooth"}}}
-    assert "phere" not in _margin(about)
-    assert "m = 4" in _margin(about)
+    assert "phere" not in margin_in_words(about)
+    assert "m = 4" in margin_in_words(about)
     rows = _psi_rows({"l-softmax": about, "a-softmax": about}, {"l-softmax": 0, "a-softmax": 1})
     assert [list(row.displays[""].curves) for row in rows] == [["l-softmax, a-softmax"]] * 2
