@@ -253,7 +253,10 @@ def test_pairs_follow_the_threshold_and_are_marked_everywhere(browser, tmp_path)
         assert found.locator('[data-shows="near"]').text_content().startswith("At the line")
 
 
-@pytest.mark.parametrize(("size", "scheme"), [((1280, 900), "light"), (PHONE, "dark"), ((1920, 1000), "dark")])
+@pytest.mark.parametrize(
+    ("size", "scheme"),
+    [((1280, 900), "light"), (PHONE, "dark"), pytest.param((1920, 1000), "dark", marks=pytest.mark.slow)],
+)
 def test_the_page_of_a_run_in_a_browser(report, browser, tmp_path, size, scheme):
     """Evil names are text, nothing scrolls sideways, both languages are whole; `opened` watches for requests."""
     with opened(browser, report, tmp_path, size=size, scheme=scheme) as found:

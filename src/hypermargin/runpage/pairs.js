@@ -19,7 +19,7 @@ function drawPairs(t) {
     "near",
     own ? say("of_sample", { name: `${nameOf(state.sample)}, ${whereOf(rowOf(state.sample))}` }) : say("near"),
   );
-  one('[data-do="forget"]').hidden = state.sample === null && state.pair === null;
+  one('[data-do="forget"]').hidden = state.sample === null;
   cards("accepted", wrong.slice(0, most), t);
   cards("rejected", lost.slice(0, most), t);
   cards("near", own ?? near, t);

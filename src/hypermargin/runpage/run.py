@@ -85,6 +85,7 @@ def of_head(trained: Trained) -> dict[str, Any]:
     return {
         "name": trained.config.head, "margin": str(head.margin),
         "numbers": None if margin is None else explorer.numbers_of(margin),
+        "form": "" if margin is None else explorer.form_of(margin),
         "lambda": float(head.current_adjustment().lam), "scale": float(head.current_scale().detach()),
         "unit_features": head.settings.unit_features, "unit_weight": head.settings.unit_weight,
     }  # fmt: skip

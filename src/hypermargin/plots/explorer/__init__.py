@@ -43,7 +43,19 @@ from hypermargin.recipes import FAMILY
 from hypermargin.rules import SOFTMAX
 from hypermargin.schedule import LambdaAnnealing
 
-__all__ = ["POLICY", "TAGS", "asset", "colours", "heads", "numbers_of", "page", "parts", "words", "write"]
+__all__ = [
+    "POLICY",
+    "TAGS",
+    "asset",
+    "colours",
+    "form_of",
+    "heads",
+    "numbers_of",
+    "page",
+    "parts",
+    "words",
+    "write",
+]
 TAGS = {"en": "en", "zh": "zh-Hans"}  # what documents say of their language
 SCRIPTS = (
     "maths.js", "draw.js", "sphere.js", "panels.js", "ladder.js",
@@ -51,7 +63,7 @@ SCRIPTS = (
 )  # fmt: skip
 
 # Heads whose ψ has a form of its own, at the numbers that maths.js has.
-FORMS_AT = {X2Softmax(): "x2", ExpFace(): "expface"}
+FORMS_AT = (X2Softmax(), "x2"), (ExpFace(), "expface")
 # Heads whose margin follows the length of the feature: at its shortest, mean or longest, (m2, m3).
 AT_LENGTHS = (
     ("adaface", "ẑ = −1", AdaFace().m, 0.0),
@@ -96,7 +108,8 @@ def heads() -> list[dict[str, Any]]:
     """
     found = []
     for name, recipe in FAMILY.items():
-        numbers = (1.0, 0.0, 0.0) if recipe.margin in FORMS_AT else numbers_of(recipe.margin)
+        form = form_of(recipe.margin)
+        numbers = (1.0, 0.0, 0.0) if form else numbers_of(recipe.margin)
         if numbers is None or recipe.rule != SOFTMAX or recipe.centers.count > 1 or recipe.by_counts:
             continue
         if not recipe.view.is_identity:
@@ -106,7 +119,7 @@ def heads() -> list[dict[str, Any]]:
             {
                 "name": name,
                 "of": name,
-                "form": FORMS_AT.get(recipe.margin, ""),
+                "form": form,
                 **dict(zip(("m1", "m2", "m3"), numbers, strict=True)),
                 "lambda": schedule.floor if isinstance(schedule, LambdaAnnealing) else 0.0,
                 "s": recipe.scale,
@@ -125,6 +138,11 @@ def _at_length(name: str, what: str, m2: float, m3: float) -> dict[str, Any]:
         "name": f"{name}: {what}", "of": name, "form": "", "m1": 1.0, "m2": m2, "m3": m3, "lambda": 0.0,
         "s": recipe.scale, "unit_features": True, "unit_weight": True, "paper": recipe.paper,
     }  # fmt: skip
+
+
+def form_of(margin: Margin) -> str:
+    """Return the form of ψ in maths.js that a margin has; none if the sliders say it, or nothing does."""
+    return next((form for known, form in FORMS_AT if margin == known), "")
 
 
 def numbers_of(margin: Margin) -> tuple[float, float, float] | None:

@@ -100,13 +100,13 @@ const base64 = (text) => new Float32Array(Uint8Array.from(atob(text), (c) => c.c
 const angleOf = (cosine) => Math.acos(Math.max(-1, Math.min(1, cosine)));
 
 // Where the sliders go: to the margin and the scale of the run, as far as they can say them.
-function settingOf({ name, scale, numbers, lambda, unit_features: unit }) {
+function settingOf({ name, scale, numbers, form, lambda, unit_features: unit }) {
   const preset = headOf(name);
-  const known = numbers ? { m1: numbers[0], m2: numbers[1], m3: numbers[2], lambda, form: "" } : preset;
-  if (!known) return {};
-  const found = { head: preset ? name : "" };
-  for (const key of ["m1", "m2", "m3", "lambda", "form"]) found[key] = allowed(key, known[key]) ?? state[key];
-  found.s = (unit ? allowed("s", scale) : preset?.s) ?? state.s;
+  const found = { head: preset ? name : "", s: (unit ? allowed("s", scale) : preset?.s) ?? state.s };
+  if (!numbers && !form) return { ...found, head: "" }; // a margin that the sliders cannot say: the scale alone
+  const [m1, m2, m3] = numbers ?? [1, 0, 0];
+  const given = { m1, m2, m3, lambda, form };
+  for (const key in given) found[key] = allowed(key, given[key]) ?? state[key];
   return found;
 }
 
@@ -232,7 +232,7 @@ async function against(x, n, d, { at, of, C, sizes }, still) {
   return { n: rows.length, own, rival, rest, rows };
 }
 
-// exp(s·c) at the middle of every bin, over exp(s); a bin's mean is larger than its middle by sinh(h)/h, h = s·half a bin.
+// exp(s·c) at the middle of every bin, over exp(s); the mean over a bin is larger by sinh(h)/h, h = s·half a bin.
 function expTables() {
   return Array.from({ length: NODES }, (_, k) => {
     const s = 2 ** (k / 2);
@@ -268,7 +268,7 @@ function spaced(at, width, label, names) {
   return { at: found, label, names };
 }
 
-// Three dimensions as they are; of more the three directions in which the unit rows spread most, by power iteration.
+// Three dimensions as they are; of more the three in which the unit rows spread most, by power iteration.
 function directions(x, n, d, ids, names) {
   const step = Math.max(1, n / MOST_POINTS);
   const rows = Array.from({ length: Math.min(n, MOST_POINTS) }, (_, i) => Math.floor(i * step));
