@@ -18,8 +18,8 @@ import hypermargin
 
 ROOT = Path(hypermargin.__file__).parent
 APPLICATION = {
-    "advise", "cli", "common", "compare", "data", "deploy", "estimator", "evaluate", "heads", "integrations", "plots",
-    "training",
+    "advise", "cli", "common", "compare", "data", "deploy", "estimator", "evaluate", "heads", "integrations",
+    "plots", "training",
 }  # fmt: skip
 OWN = "hypermargin"
 MOST_MODULES = 85  # one file per paper, in margins, rules and views
