@@ -8,9 +8,9 @@ What is not installed is left out and named; `make test-integrations` makes an e
 from __future__ import annotations
 
 import argparse
-import importlib
 import importlib.metadata
 import math
+import multiprocessing
 import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from benchmarks.measure import ask_a_fresh_process, interleaved
+from benchmarks.measure import _status, interleaved
 from benchmarks.record import Say, in_words, store, surroundings, threads_set
 from hypermargin import create_head
 
@@ -185,20 +185,28 @@ def stepper(name: str, rows: int, dim: int, classes: int) -> tuple[Callable[[], 
 
 
 def peak_memory(name: str, rows: int, dim: int, classes: int, threads: int) -> int:
-    """Return the most memory alive during a step beyond what was alive before; called in a process of its own."""
-    measure = importlib.import_module("benchmarks.measure")
+    """Return the most memory alive during a step beyond what was alive before it, gradients included."""
     torch.set_num_threads(threads)
     step, _ = stepper(name, rows, dim, classes)
     step()  # touches
-    mark = Path("/proc/self/clear_refs")
-    gradients = (
-        4 * dim * classes * (3 if "sub" in name else 1)
-    )  # dropped at the beginning of a step, made anew in it
-    mark.write_text("5")
-    before = measure._status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # resets the kernel's mark
+    before = _status("VmRSS")
     step()
-    found: int = measure._status("VmHWM") - before + gradients
-    return found
+    gradients = 4 * dim * classes * (3 if "sub" in name else 1)  # those of the first step, which were there before
+    return _status("VmHWM") - before + gradients
+
+
+FRESH = multiprocessing.get_context("forkserver")  # the libraries are imported once, and every child begins there
+FRESH.set_forkserver_preload(
+    ["benchmarks.measure", "pytorch_metric_learning.losses", "speechbrain.lobes.models.ECAPA_TDNN",
+     "speechbrain.nnet.losses", "transformers.models.wav2vec2.modeling_wav2vec2"]
+)  # fmt: skip
+
+
+def peak_of(name: str, rows: int, dim: int, classes: int, threads: int) -> int:
+    """Return `peak_memory` of a process in which nothing ran before."""
+    with FRESH.Pool(1) as pool:
+        return pool.apply(peak_memory, (name, rows, dim, classes, threads))
 
 
 def measured(pair: Pair, rows: int, dim: int, classes: int, rounds: int, threads: int) -> Row:
@@ -208,9 +216,8 @@ def measured(pair: Pair, rows: int, dim: int, classes: int, rounds: int, threads
     ratios = sorted(o / t for o, t in zip(times["ours"], times["theirs"], strict=True))
     quarters = statistics.quantiles(ratios, n=4)
     first = [losses[0] for _, losses in made.values()]
-    sizes = {"rows": rows, "dim": dim, "classes": classes, "threads": threads}
     del made
-    peaks = [ask_a_fresh_process("benchmarks.integrations", name, sizes) for name in (pair.theirs, pair.ours)]
+    peaks = [peak_of(name, rows, dim, classes, threads) for name in (pair.theirs, pair.ours)]
     same = pair.package != "torch"
     return Row(
         pair.name, f"{pair.package} {version(pair.package)}", classes, 1e3 * min(times["theirs"]),

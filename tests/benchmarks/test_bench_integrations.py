@@ -6,7 +6,7 @@ from benchmarks import integrations
 
 
 def test_it_measures_what_is_installed_and_names_the_rest(tmp_path, monkeypatch):
-    monkeypatch.setattr(integrations, "ask_a_fresh_process", lambda *_: 10**6)  # which takes seconds
+    monkeypatch.setattr(integrations, "peak_of", lambda *_: 10**6)  # which takes seconds
     said = []
     rows = integrations.run(4, 8, (20,), rounds=1, threads=1, out=tmp_path, say=said.append)
     assert any(row.package.startswith("pytorch-metric-learning") for row in rows)
