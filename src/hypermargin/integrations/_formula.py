@@ -125,6 +125,14 @@ class Rows(NamedTuple):
     length: Any  # (N,)  |f|
 
 
+class Rivals(NamedTuple):
+    """What a row is compared with: all classes but its own."""
+
+    own: Any  # (N, d)  w̃ of the labels
+    rivals: Any  # (N,)  R = log Σ_{j≠y} exp z_j
+    hardest: Any  # (N,)  max_{j≠y} z_j, without gradient
+
+
 def polar(xp: Any, x: Any) -> tuple[Any, Any]:
     """Return x/|x| and |x| (..., 1). Zero rows give 0 with gradient 0; no square overflows or vanishes."""
     largest = xp.max(xp.abs(x), axis=-1, keepdims=True)

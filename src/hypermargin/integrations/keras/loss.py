@@ -108,7 +108,7 @@ class MarginLoss(keras.losses.Loss):
         dtype: Any = None,
         **numbers: Any,
     ) -> None:
-        super().__init__(name=name, reduction=reduction, dtype=wide_dtype(dtype or keras.config.floatx()))
+        super().__init__(name=name, reduction=reduction, dtype=wide_dtype(dtype))
         self.psi = formula.margin(head, numbers)
         if not (CLASSIC[head].unit_features and CLASSIC[head].unit_weight):
             raise ValueError(
@@ -134,4 +134,5 @@ class MarginLoss(keras.losses.Loss):
 
     def get_config(self) -> dict[str, Any]:
         """Return what makes such a loss again."""
-        return super().get_config() | {"head": self.head, "scale": self.scale, "lam": self.lam} | self.numbers
+        own = {"head": self.head, "scale": self.scale, "lam": self.lam, "dtype": self.dtype}
+        return super().get_config() | own | self.numbers
