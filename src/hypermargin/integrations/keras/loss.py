@@ -125,8 +125,7 @@ class MarginLoss(keras.losses.Loss):
         if len(y_pred.shape) != 2:
             raise ValueError(f"MarginLoss needs cosines of shape (N, C); got {tuple(y_pred.shape)}.")
         y = whole_labels(y_true, y_pred)
-        usable, c, y = formula.usable_rows(OPS, y_pred, y, y_pred.shape[1])
-        usable = ops.logical_and(usable, ops.max(ops.abs(c), axis=-1) <= 1.01)
+        usable, c, y = formula.usable_rows(OPS, y_pred, y, y_pred.shape[1], most=1.01)  # ±1 and rounding
         own = ops.take_along_axis(c, y[:, None], axis=1)[:, 0]
         lift = self.psi.lift_of_cosine(OPS, own)
         rivals = ops.logsumexp(formula.rivals_of(OPS, self.scale * c, y), axis=-1)
