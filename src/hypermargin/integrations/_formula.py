@@ -193,8 +193,8 @@ def rivals_of(xp: Any, z: Any, labels: Any) -> Any:
 def usable_rows(xp: Any, x: Any, labels: Any, classes: int, most: float = math.inf) -> tuple[Any, Any, Any]:
     """Return which rows can be computed with, and features and labels with 0 in those that cannot.
 
-    A row with NaN, inf or a number beyond `most`, or with a label that is no class, has a loss of NaN and takes part
-    in nothing.
+    A row with NaN, inf or a number beyond `most`, or with a label that is no class, has a loss of NaN and takes
+    part in nothing.
     """
     usable = (labels >= 0) & (labels < classes) & (xp.max(xp.abs(x), axis=-1) < most)
     return (
