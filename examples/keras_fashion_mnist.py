@@ -3,7 +3,7 @@
 A small network ends in two numbers, so that its features can be drawn: each class becomes a ray. Softmax separates
 the rays; a margin draws each together. The third model is the trap that most copies of this tutorial contain: with
 `activation="relu"` on the two numbers, all features lie in one quarter of the circle, and ten classes that could be
-36° apart have 90° together.
+36° apart have 90° together. Often one of the numbers dies, and then all features have the same direction.
 
     KERAS_BACKEND=jax python examples/keras_fashion_mnist.py FOLDER      jax, tensorflow or torch
 

@@ -39,9 +39,8 @@ KINDS = [(kind, beyond) for kind in BEYOND for beyond in BEYOND[kind]]
 @pytest.fixture(autouse=True)
 def as_it_was():
     keras.utils.set_random_seed(0)
-    floatx, policy = keras.config.floatx(), keras.config.dtype_policy()
+    policy = keras.config.dtype_policy()
     yield
-    keras.config.set_floatx(floatx)
     keras.config.set_dtype_policy(policy)
 
 
@@ -147,10 +146,9 @@ def test_every_continuation_equals_the_librarys(kind, beyond):
 
 @pytest.mark.parametrize("name", ["normface", "cosface", "arcface", "combined"])
 def test_the_loss_of_cosines_equals_the_librarys(name):
-    keras.config.set_floatx("float64")
     rng = np.random.default_rng(0)
     c, y = rng.uniform(-0.99, 0.99, (40, C)), rng.integers(0, C, 40)
-    loss = MarginLoss(name, scale=12.0, lam=0.5, reduction=None)
+    loss = MarginLoss(name, scale=12.0, lam=0.5, reduction=None, dtype="float64")
     found = value_and_gradients(None, lambda c: loss(ops.convert_to_tensor(y[:, None]), c), c, "float64")
     given = torch.tensor(c, requires_grad=True)
     psi = hm.margins.get(CLASSIC[name].margin)(**CLASSIC[name].numbers)
@@ -357,7 +355,10 @@ def test_configs_are_complete():
     )  # fmt: skip
     config = head.get_config()
     assert MarginHead.from_config(config).get_config() == config
-    for made_of in (CosineDense(3, kernel_regularizer="l2"), MarginLoss("combined", m1=1.1, lam=2.0, scale=7.0)):
+    for made_of in (
+        CosineDense(3, kernel_regularizer="l2"),
+        MarginLoss("combined", m1=1.1, lam=2.0, scale=7.0, dtype="float64"),
+    ):
         config = made_of.get_config()
         assert type(made_of).from_config(config).get_config() == config
 

@@ -125,6 +125,14 @@ class Rows(NamedTuple):
     length: Any  # (N,)  |f|
 
 
+class Rivals(NamedTuple):
+    """What a row is compared with: all classes but its own."""
+
+    own: Any  # (N, d)  w̃ of the labels
+    rivals: Any  # (N,)  R = log Σ_{j≠y} exp z_j
+    hardest: Any  # (N,)  max_{j≠y} z_j, without gradient
+
+
 def polar(xp: Any, x: Any) -> tuple[Any, Any]:
     """Return x/|x| and |x| (..., 1). Zero rows give 0 with gradient 0; no square overflows or vanishes."""
     largest = xp.max(xp.abs(x), axis=-1, keepdims=True)
@@ -179,16 +187,21 @@ def target(xp: Any, rows: Rows, own: Any, unit_weight: bool, psi: Margin, lam: A
 def rivals_of(xp: Any, z: Any, labels: Any) -> Any:
     """Return z with the label of every row hidden, (N, C)."""
     own = xp.arange(z.shape[-1], dtype="int32")[None, :] == labels[:, None]
-    return xp.where(own, xp.full_like(z, HIDDEN), z)
+    return xp.where(own, xp.full_like(z[:1, :1], HIDDEN), z)
 
 
-def usable_rows(xp: Any, x: Any, labels: Any, classes: int) -> tuple[Any, Any, Any]:
+def usable_rows(xp: Any, x: Any, labels: Any, classes: int, most: float = math.inf) -> tuple[Any, Any, Any]:
     """Return which rows can be computed with, and features and labels with 0 in those that cannot.
 
-    A row with NaN or inf, or with a label that is no class, has a loss of NaN and takes part in nothing.
+    A row with NaN, inf or a number beyond `most`, or with a label that is no class, has a loss of NaN and takes
+    part in nothing.
     """
-    usable = (labels >= 0) & (labels < classes) & xp.isfinite(xp.max(xp.abs(x), axis=-1))
-    return usable, xp.where(usable[:, None], x, xp.zeros_like(x)), xp.where(usable, labels, xp.zeros_like(labels))
+    usable = (labels >= 0) & (labels < classes) & (xp.max(xp.abs(x), axis=-1) < most)
+    return (
+        usable,
+        xp.where(usable[:, None], x, xp.zeros_like(x[:1, :1])),
+        xp.where(usable, labels, xp.zeros_like(labels)),
+    )
 
 
 def row_losses(xp: Any, rivals: Any, own: Any, usable: Any) -> Any:

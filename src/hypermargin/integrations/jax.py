@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 from hypermargin.integrations import _formula as formula
 from hypermargin.integrations import missing
-from hypermargin.integrations._formula import Margin
+from hypermargin.integrations._formula import Margin, Rivals
 
 try:
     import jax
@@ -105,14 +105,6 @@ def _check_shapes(features: Any, weight: Any, labels: Any) -> None:
             f"labels must be integers of shape ({features.shape[0]},), one per row; got {labels.dtype} of "
             f"{labels.shape}. One-hot rows become integers with .argmax(1)."
         )
-
-
-class Rivals(NamedTuple):
-    """What a row is compared with: all classes but its own."""
-
-    own: Any  # (N, d)  w̃ of the labels
-    rivals: Any  # (N,)  R = log Σ_{j≠y} exp z_j
-    hardest: Any  # (N,)  max_{j≠y} z_j, without gradient
 
 
 def rivals(

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 from keras import ops
 
 from hypermargin.integrations import _formula as formula
+from hypermargin.integrations._formula import Rivals
 from hypermargin.integrations.keras._ops import OPS
-
-
-class Rivals(NamedTuple):
-    """What a row is compared with: all classes but its own."""
-
-    own: Any  # (N, d)  w̃ of the labels
-    rivals: Any  # (N,)  R = log Σ_{j≠y} exp z_j
-    hardest: Any  # (N,)  max_{j≠y} z_j, without gradient
 
 
 def check_block(block: Any) -> int | None:

@@ -137,7 +137,7 @@ class MarginHead(keras.layers.Layer):
         weight = ops.convert_to_tensor(self.weight)
         bias = None if self.bias is None else ops.convert_to_tensor(self.bias)
         if logits is not None:
-            logits = ops.where(usable[:, None], logits, ops.zeros_like(logits))
+            logits = ops.where(usable[:, None], logits, ops.zeros_like(logits[:1, :1]))
         found = rivals(rows.f, weight, y, bias, self.unit_weight, self.block, logits)
         psi = self.psi.at_strength(self._now("strength", training))
         own = formula.target(OPS, rows, found.own, self.unit_weight, psi, self._now("lam", training))

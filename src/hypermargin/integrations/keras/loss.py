@@ -108,7 +108,7 @@ class MarginLoss(keras.losses.Loss):
         dtype: Any = None,
         **numbers: Any,
     ) -> None:
-        super().__init__(name=name, reduction=reduction, dtype=wide_dtype(dtype or keras.config.floatx()))
+        super().__init__(name=name, reduction=reduction, dtype=wide_dtype(dtype))
         self.psi = formula.margin(head, numbers)
         if not (CLASSIC[head].unit_features and CLASSIC[head].unit_weight):
             raise ValueError(
@@ -125,8 +125,7 @@ class MarginLoss(keras.losses.Loss):
         if len(y_pred.shape) != 2:
             raise ValueError(f"MarginLoss needs cosines of shape (N, C); got {tuple(y_pred.shape)}.")
         y = whole_labels(y_true, y_pred)
-        usable, c, y = formula.usable_rows(OPS, y_pred, y, y_pred.shape[1])
-        usable = ops.logical_and(usable, ops.max(ops.abs(c), axis=-1) <= 1.01)
+        usable, c, y = formula.usable_rows(OPS, y_pred, y, y_pred.shape[1], most=1.01)  # ±1 and rounding
         own = ops.take_along_axis(c, y[:, None], axis=1)[:, 0]
         lift = self.psi.lift_of_cosine(OPS, own)
         rivals = ops.logsumexp(formula.rivals_of(OPS, self.scale * c, y), axis=-1)
@@ -134,4 +133,5 @@ class MarginLoss(keras.losses.Loss):
 
     def get_config(self) -> dict[str, Any]:
         """Return what makes such a loss again."""
-        return super().get_config() | {"head": self.head, "scale": self.scale, "lam": self.lam} | self.numbers
+        own = {"head": self.head, "scale": self.scale, "lam": self.lam, "dtype": self.dtype}
+        return super().get_config() | own | self.numbers

@@ -33,7 +33,7 @@ class MarginModel(keras.Model):
         if not isinstance(head, MarginHead):
             raise TypeError(f"head must be a MarginHead such as MarginHead(10, 'arcface'); got {head!r}.")
         self.backbone, self.head = backbone, head
-        self.reduction = _Given()
+        self.reduction = _Given(name="given", dtype=head.compute_dtype)
         self.accuracy = None if head.block is None else keras.metrics.Mean(name="accuracy")
 
     def build(self, input_shape: Any) -> None:
@@ -103,9 +103,6 @@ class MarginModel(keras.Model):
 
 class _Given(keras.losses.Loss):
     """The mean of losses that are there, as Keras takes it: with sample weights, masks and distribution."""
-
-    def __init__(self) -> None:
-        super().__init__(name="given", dtype=keras.config.floatx())
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
         """Return the losses."""
