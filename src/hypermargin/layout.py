@@ -153,7 +153,7 @@ class Layout:
         """Return the rows of the held classes that take part in this call."""
         y, m = batch.classes(), batch.class_m
         if centers.count == 1 and bias is None:
-            return ClassTable(weight, unit, None, y, m=m)
+            return ClassTable(weight, unit, None, y, None, ONE, m)
         K = centers.count
         bias, m = bias_by_row(bias, weight, batch, K), by_center(m, K)
         return ClassTable(weight, unit, bias, rows_of(y, K), None, centers, m)

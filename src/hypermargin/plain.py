@@ -47,7 +47,8 @@ def whole_loss(
         scale = needed_scale(scale, True, C, d, margin)
     checks.row_scale(scale, N)
     checks.labels_like("labels", labels, N, features.device)
-    call = Call(N, C, weight.device, wide_dtype(features, weight), d, rule)
+    # ONE is named: what stands as a default, torch 2.11's compiler cannot trace back to anything.
+    call = Call(N, C, weight.device, wide_dtype(features, weight), d, rule, ONE)
     fitted: Any = find_backend(backend).fitted(call)
     if not hasattr(fitted, "whole_loss"):
         return fitted, None
