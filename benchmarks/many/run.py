@@ -67,14 +67,17 @@ class StudyRun(Run):
         )
 
     def make_head(self, overrides: dict[str, Any]) -> MarginHead:
-        """The head: a rung of the ladder, or one of the family, with the counts of the classes if it wants them."""
+        """The head: a rung of the ladder, or one of the family, with the counts of the classes if it wants them.
+
+        Dense for all: every head has it, and nothing is compiled.
+        """
         name, dim, classes = self.spec.head, self.spec.dim, int(self.spec.identities or 0)
         if name in NAMES:
             return Rung(name, dim, classes, **overrides)
         name = name.removesuffix("-learned")
         if FAMILY[name].by_counts is not None:
             overrides["counts"] = torch.bincount(self.task.train.labels, minlength=classes).cpu()
-        return create_head(name, dim, classes, **overrides)
+        return create_head(name, dim, classes, backend="dense", **overrides)
 
     def watch(self, features: Tensor, labels: Tensor) -> None:
         """Note the norm of the whole gradient, before clipping."""

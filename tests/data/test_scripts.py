@@ -236,3 +236,25 @@ def test_the_command_shows_a_sheet_and_writes_the_file(folder, tmp_path, monkeyp
     code, _, told = run("data", "digits", "--out", tmp_path / "x.glyphs")
     assert code == 2
     assert "--out must end in .npz" in told
+
+
+def test_installed_fonts_are_matplotlib_s_and_the_system_s(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("hypermargin.data.typefaces.font_roots", lambda: [folder])
+    found = font_paths(None)
+    assert len(found) == 12 + len(list(folder.iterdir()))
+    assert not any(path.name.startswith("cmr") for path in found[:12])
+    with pytest.raises(DataError, match="nowhere is not a folder"):
+        font_paths(tmp_path / "nowhere")
+
+
+def test_collections_are_read_face_by_face(folder, tmp_path):
+    from fontTools.ttLib import TTCollection, TTFont
+
+    both = TTCollection()
+    both.fonts = [TTFont(folder / f"{name}.ttf") for name in ("DejaVuSans", "DejaVuSerif")]
+    both.save(tmp_path / "both.ttc")
+    (tmp_path / "many.ttc").write_bytes(b"ttcf\0\1\0\0" + b"\xff" * 8)
+    found, bad = open_typefaces(font_paths(tmp_path), frozenset("abc"))
+    assert [(face.name, face.index) for face in found] == [("DejaVu Sans Book", 0), ("DejaVu Serif Book", 1)]
+    assert len(bad) == 1
+    assert "a collection of 4294967295 faces" in str(bad[0])
