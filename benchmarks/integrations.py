@@ -20,7 +20,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from benchmarks.measure import _status, interleaved
+from benchmarks.measure import interleaved
+from benchmarks.memory import peak_beyond
 from benchmarks.record import Say, in_words, store, surroundings, threads_set
 from hypermargin import create_head
 
@@ -189,11 +190,8 @@ def peak_memory(name: str, rows: int, dim: int, classes: int, threads: int) -> i
     torch.set_num_threads(threads)
     step, _ = stepper(name, rows, dim, classes)
     step()  # touches
-    Path("/proc/self/clear_refs").write_text("5")  # resets the kernel's mark
-    before = _status("VmRSS")
-    step()
     gradients = 4 * dim * classes * (3 if "sub" in name else 1)  # those of the first step, which were there before
-    return _status("VmHWM") - before + gradients
+    return peak_beyond(step) + gradients
 
 
 FRESH = multiprocessing.get_context("forkserver")  # the libraries are imported once, and every child begins there

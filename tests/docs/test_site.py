@@ -82,8 +82,8 @@ def test_every_name_of_the_integrations_is_on_their_pages():
     assert len(modules) > 4
     for module in modules:
         source = ast.parse(module.read_text(encoding="utf-8"))
-        assigned = [node for node in source.body if isinstance(node, ast.Assign) and node.targets[0].id == "__all__"]
-        for name in ast.literal_eval(assigned[0].value):
+        names = next(n.value for n in source.body if isinstance(n, ast.Assign) and n.targets[0].id == "__all__")
+        for name in ast.literal_eval(names):
             assert re.search(rf"\b{name}\b", said), f"{module.name}: {name} is on no page of docs/integrations"
 
 
