@@ -19,7 +19,7 @@ from typing import Any
 
 import hypermargin
 
-# Packages without a page here: the command line, what several packages share, and the integrations: their frameworks
+# Packages without a page here: the command line, what several packages share, the integrations. Their frameworks
 # need not be installed. Those have pages of their own in docs/integrations, with all of their names (a test).
 NOT_PUBLIC = frozenset({"cli", "common", "integrations"})
 WIDTH = 100  # of a signature, before it is broken into one parameter per line
