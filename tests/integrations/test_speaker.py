@@ -106,7 +106,7 @@ compute_cost: !new:hypermargin.integrations.speaker.ClassifierLoss
 
 
 class TestSpeechBrain:
-    @pytest.fixture(scope="class")
+    @pytest.fixture
     def speechbrain(self):
         return pytest.importorskip("speechbrain", reason="needs SpeechBrain: make test-integrations")
 
