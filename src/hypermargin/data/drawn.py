@@ -1,6 +1,6 @@
 """Characters in many typefaces as one compact file: two bits per pixel, compressed typeface by typeface.
 
-A gray level of 0, 1, 2 or 3 is what a stroke thinner than a pixel needs; images of 32×32 then take some 90 bytes.
+A gray level of 0, 1, 2 or 3 is what a stroke thinner than a pixel needs; images of 32×32 then take some 70 bytes.
 Reading needs numpy alone, so that the file can be carried to a machine without fonts and image libraries.
 """
 
