@@ -322,7 +322,7 @@ def test_from_arrays_and_back(tmp_path):
     again = data.open_data(tmp_path / "digits.npz")
     assert np.array_equal(again.samples, digits.samples)
     assert np.array_equal(again.parts, digits.parts)
-    assert montage(digits).shape == (80, 120)
+    assert montage(digits).shape == (80, 240)
     assert pickle.loads(pickle.dumps(digits)).name == "digits"
 
 
@@ -346,7 +346,7 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     assert "closed set" in out
     assert "train 1,438 of 10, test 359 of 10" in out
     with Image.open(tmp_path / "d.png") as picture:
-        assert picture.size == (120, 80)
+        assert picture.size == (240, 80)
     assert command(monkeypatch, capsys, tmp_path / "d.npz")[0] == 0
     assert sorted(p.name for p in tmp_path.iterdir()) == ["d.npz", "d.png"]  # no temporary file is left
 

@@ -766,7 +766,7 @@ def test_help_has_examples(run):
     for name in ("export", "embed", "verify"):
         code, out, _ = run(name, "--help")
         assert code == 0
-        assert f"Examples:\n    hypermargin {name} runs/first" in out
+        assert f"Examples:\n  hypermargin {name} runs/first" in out
 
 
 def test_runs_of_own_data_are_exported_with_their_class_names(tmp_path):

@@ -16,7 +16,7 @@ def backend(name):
     return pytest.param(name, marks=pytest.mark.skipif(bool(missing), reason=why))
 
 
-@pytest.mark.parametrize("name", map(backend, BACKENDS))
+@pytest.mark.parametrize("name", [backend(name) for name in BACKENDS])
 def test_keras(name):
     run_cases("keras_cases.py", KERAS_BACKEND=name, TF_CPP_MIN_LOG_LEVEL="3")
 
@@ -26,7 +26,7 @@ def test_the_page_prints_what_it_says(name):
     run_page("keras.md", KERAS_BACKEND=name)
 
 
-@pytest.mark.parametrize("name", map(backend, ("jax", "tensorflow")))
+@pytest.mark.parametrize("name", [backend("jax"), backend("tensorflow")])
 def test_torch_is_imported_on_its_own_backend_alone(name):
     assert "torch" not in imported("hypermargin.integrations.keras", KERAS_BACKEND=name)
 

@@ -167,7 +167,7 @@ def test_overrides_of_the_head():
     assert [type(s).__name__ for s in head.schedules] == ["LambdaAnnealing", "MarginWarmup"]
     assert len(build_head(Config(head="a-softmax", schedule=["none"]), 5).schedules) == 0
     for schedule, message in (
-        (["warmup:stepz=3"], "unexpected keyword argument 'stepz'"),
+        (["warmup:stepz=3"], "warmup has no 'stepz'. Did you mean 'steps'"),
         (["warm"], "Did you mean 'warmup'"),
         (["paper", "none"], "stands alone"),
     ):
