@@ -92,7 +92,7 @@ SLOTS = [
 ]
 
 
-@pytest.mark.parametrize("backend", ["dense", Chunked(chunk=2)], ids=str)
+@pytest.mark.parametrize("backend", ["dense", pytest.param(Chunked(chunk=2), marks=pytest.mark.slow)], ids=str)
 def test_every_slot_compiles_without_a_graph_break(backend):
     x, y = batch()
     for options in SLOTS:

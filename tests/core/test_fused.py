@@ -83,12 +83,6 @@ def relative(a, b):
     return ((a.double() - b).norm() / b.norm()).item()
 
 
-def test_the_battery():
-    # 3 times and not 2: on the matrix units a float32 product is three of TF32.
-    given = {"float64": False, "device": DEVICE, "float32_factor": 3.0}
-    check_backend(Triton(), **given)
-
-
 def test_views_and_margins_by_class_that_move():
     """Rows that a view has made, with the length it gave them and a bias; margins that come from a source."""
     counts = [1 + k % 17 for k in range(520)]
@@ -149,6 +143,13 @@ def on_a_gpu(test):
 def slow_here(test):
     """In the interpreter; on a GPU it is soon done."""
     return pytest.mark.slow(test) if pytest and DEVICE == "cpu" else test
+
+
+@slow_here
+def test_the_battery():
+    # 3 times and not 2: on the matrix units a float32 product is three of TF32.
+    given = {"float64": False, "device": DEVICE, "float32_factor": 3.0}
+    check_backend(Triton(), **given)
 
 
 @slow_here
