@@ -77,7 +77,7 @@ $(EXTRA)/.ready: $(READY) requirements-integrations.txt tests/integrations/cpu_w
 	@touch $@
 
 test-integrations: $(EXTRA)/.ready  ## heads inside other frameworks, which this installs beside .venv; some minutes
-	@PYTHONPATH=src $(EXTRA)/bin/python -m pytest -m 'not gpu' -rs tests/integrations
+	@PYTHONPATH="$(CURDIR)/src" $(EXTRA)/bin/python -m pytest -m 'not gpu' -rs tests/integrations
 
 check: $(READY)  ## ruff (lint and format) and mypy --strict
 	@$(BIN)/ruff check .
