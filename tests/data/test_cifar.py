@@ -163,3 +163,11 @@ def test_folders_called_train_test_and_meta_are_folders_of_images(tmp_path):
         open_data(tmp_path)
     shutil.rmtree(tmp_path / "meta")
     assert len(open_data(tmp_path)) == 6
+
+
+def test_files_without_an_image_are_refused(tmp_path):
+    for name in FILES:
+        nothing = {"data": np.zeros((0, 3072), np.uint8), "labels": []}
+        (tmp_path / name).write_bytes(pickle.dumps(nothing, protocol=2))
+    with pytest.raises(DataError, match="there is no image in CIFAR's files"):
+        open_data(tmp_path)

@@ -78,6 +78,8 @@ def read_cifar(path: str | Path) -> Data:
         read = _binary if ending else _pickled
         parts = [read(folder / name) for name in (*train, test)]
     images, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    if not len(labels):
+        raise DataError(f"{folder}: there is no image in CIFAR's files.")
     held = len(parts[-1][0])
     split = np.array(["train"] * (len(images) - held) + ["test"] * held)
     classes = _names(folder, int(labels.max()) + 1)
