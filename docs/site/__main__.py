@@ -49,7 +49,8 @@ def gather(folder: Path) -> None:
 
 def build(folder: Path) -> Path:
     """Build the site anew and return its folder."""
-    if folder.exists() and not (folder / "zensical.toml").exists() and any(folder.iterdir()):
+    ours = (folder / "zensical.toml").is_file() and (folder / "pages" / "api").is_dir()  # docs/site has no pages/
+    if folder.exists() and not ours and any(folder.iterdir()):
         raise SystemExit(f"{folder} holds something else than a site. Name an empty folder, or none.")
     shutil.rmtree(folder, ignore_errors=True)
     gather(folder)

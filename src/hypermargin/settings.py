@@ -258,6 +258,10 @@ class UnknownSettingError(TypeError):
         super().__init__(f"{who} has no setting {key!r}.{hint} It takes {', '.join(allowed)}.")
         self.who, self.key, self.value, self.allowed = who, key, value, allowed
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let it be pickled: an error in a worker process of joblib's, say, comes back like that."""
+        return type(self), (self.who, self.key, self.value, self.allowed)
+
     def without(self, names: Container[str]) -> UnknownSettingError:
         """Return the same where some of the others are not allowed either."""
         left = [name for name in self.allowed if name not in names]

@@ -254,6 +254,13 @@ def test_mistakes_are_told_before_anything_is_trained(arguments, complaint, run,
     assert not (tmp_path / "out" / "runs").exists()
 
 
+def test_a_file_is_no_folder_for_a_comparison(run, tmp_path):
+    (tmp_path / "file").touch()
+    code, _, err = run("compare", "--head", "arcface", "--data", "digits", "--out", tmp_path / "file")
+    assert code == 1
+    assert f"--out must be a folder; {tmp_path / 'file'} is a file." in " ".join(err.split())
+
+
 # Which differences exceed the noise
 
 

@@ -459,3 +459,10 @@ def test_a_learned_scale_may_begin_at_a_whole_number():
     head = make("normface", scale=64)
     assert head.current_scale().item() == 64.0
     assert head.scale.requires_grad
+
+
+def test_the_error_of_an_unknown_setting_comes_back_from_another_process():
+    with pytest.raises(TypeError) as caught:
+        hm.create_head("arcface", 8, 5, scal=64)
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (type(again), str(again)) == (type(caught.value), str(caught.value))

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import shutil
 import struct
 
 import numpy as np
@@ -151,3 +152,22 @@ def test_what_is_not_there(tmp_path, monkeypatch):
         open_data("mnist")
     with pytest.raises(DataError, match=r"not a folder\. Unpack the archive"):
         read_cifar(tmp_path / "cifar-10-python.tar.gz")
+
+
+def test_folders_called_train_test_and_meta_are_folders_of_images(tmp_path):
+    for name in ("train/a", "train/b", "test/a", "meta/a"):
+        (tmp_path / name).mkdir(parents=True)
+        for k in range(2):
+            Image.fromarray(IMAGES[k]).save(tmp_path / name / f"{k}.png")
+    with pytest.raises(DataError, match="look like a split, but there is also meta"):
+        open_data(tmp_path)
+    shutil.rmtree(tmp_path / "meta")
+    assert len(open_data(tmp_path)) == 6
+
+
+def test_files_without_an_image_are_refused(tmp_path):
+    for name in FILES:
+        nothing = {"data": np.zeros((0, 3072), np.uint8), "labels": []}
+        (tmp_path / name).write_bytes(pickle.dumps(nothing, protocol=2))
+    with pytest.raises(DataError, match="there is no image in CIFAR's files"):
+        open_data(tmp_path)

@@ -1,4 +1,5 @@
 import os
+import pickle
 import random
 import shutil
 import subprocess
@@ -11,7 +12,7 @@ import pytest
 from PIL import Image
 
 from hypermargin.data.base import TEST, TRAIN, UNUSED, VALIDATION, DataError
-from hypermargin.data.fonts import draw, font_files, open_faces
+from hypermargin.data.fonts import FontError, draw, font_files, open_faces
 from hypermargin.data.glyphs import glyphs
 from hypermargin.data.homoglyphs import SIDE, same_shapes
 
@@ -301,3 +302,9 @@ def test_all_default_fonts_are_found():
     files = font_files(None)
     assert len(files) == 12
     assert not any("Display" in path.name for path in files)
+
+
+def test_the_error_of_a_font_comes_back_from_another_process(tmp_path):
+    error = FontError(tmp_path / "bad.ttf", OSError("no font"))
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again), again.bad) == (FontError, str(error), error.bad)

@@ -144,6 +144,14 @@ def test_a_file_is_carried_and_read(greek, tmp_path):
             open_data(path)
 
 
+def test_a_header_cannot_ask_for_all_memory(tmp_path):
+    names, every = tuple(map(str, range(25_000))), np.ones((3, 25_000), np.bool_)
+    path = tmp_path / "large.glyphs"
+    Drawn(1024, names, ("a", "b", "c"), np.ones(3, np.bool_), every, (b"x",) * 3).save(path)
+    with pytest.raises(DataError, match="it says 75,000 images of 1024×1024"):
+        read_drawn(path)
+
+
 def test_damaged_images_are_noticed(greek):
     for packed in (greek.packed[0][:-20], b"xz", greek.packed[1] + greek.packed[0]):
         bad = Drawn(32, greek.classes, greek.faces, greek.seen, greek.there, (packed, *greek.packed[1:]))

@@ -56,6 +56,9 @@ def test_what_hangs_or_dies_is_a_finding(losses):
     ("arguments", "words"),
     [
         (("strange_losses:hangs",), "names code that would be imported and run. If you know it, add --trust."),
+        (("torch.serialization:load", "--set", "f=x.pt"), "names code that would be imported and run."),
+        (("torch.hub:load", "--set", "repo_or_dir=a/b"), "names code that would be imported and run."),
+        (("torch:__doc__",), "must be a class, a factory, an object or a function to call"),
         (("strange_losses",), "criterion must be MODULE:NAME, like losses:ArcFace; got 'strange_losses'."),
         ((), "give one of the three: a criterion as MODULE:NAME, --config FILE or --run FOLDER."),
         (("a:b", "--run", "x"), "give one of the three"),

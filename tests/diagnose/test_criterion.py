@@ -13,6 +13,7 @@ from torch import nn
 from hypermargin.diagnose import NotUnderstood, diagnose, reaches
 from hypermargin.diagnose.forms import build, find_criterion
 from hypermargin.diagnose.stored import read, written
+from hypermargin.functional import margin_softmax
 from hypermargin.margins import ArcFace, CosFace
 from hypermargin.testing import diagnose as from_testing
 from tests.diagnose import published as p
@@ -227,3 +228,23 @@ def test_the_same_with_other_classes_shows_memory_and_one_class():
     plain = diagnose(p.BothBack(), remake=lambda classes: p.Rows(classes=classes))
     assert "not-measured" in plain.codes()  # what was remade is another criterion, and cannot be called
     assert "one-class" not in diagnose(Linear(16, 7), remake=lambda classes: Linear(16, classes)).codes()
+
+
+class Counted(nn.Module):
+    """Counts its calls, and adds a number to its loss; the loss of angles stays as it is."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(p.CLASSES, p.DIM))
+        self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, x, y):
+        self.steps += 1
+        return margin_softmax(x, self.weight, y, ArcFace(0.3), scale=32.0) + 0.5
+
+
+def test_a_term_of_its_own_is_no_movement():
+    found = diagnose(Counted())
+    assert found.level("own-term") == "note"
+    assert "state" in found.codes()
+    assert "moves-with-steps" not in found.codes()

@@ -148,12 +148,12 @@ def test_a_validation_part_that_was_best_long_ago(tmp_path):
 
 def test_lines_that_are_none_and_folders_that_are_none(tmp_path):
     run = Run(tmp_path)
-    run.lines = ["not json", '{"kind": 3']
-    assert "2 lines" in run.log(**GOOD)["lines-unread"].said
+    run.lines = ["not json", '{"kind": 3', '{"kind": [], "step": 1, "epoch": 1}', '{"kind": "train", "loss": 1}']
+    assert "4 lines" in run.log(**GOOD)["lines-unread"].said
     (tmp_path / "log.jsonl").write_text("")
     with pytest.raises(ValueError, match="has no line of training yet"):
         diagnose_run(tmp_path)
-    with pytest.raises(ValueError, match=r"config: there is no file"):
+    with pytest.raises(ValueError, match=r"run must be the folder of a run; .*elsewhere has no config.toml"):
         diagnose_run(tmp_path / "elsewhere")
 
 

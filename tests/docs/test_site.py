@@ -105,6 +105,16 @@ def test_the_reference_says_what_python_says():
     assert " at 0x" not in "".join(REFERENCE.values())  # an address: another one in every run
 
 
+def test_a_folder_with_other_things_is_not_emptied(tmp_path):
+    """docs/site has a zensical.toml itself."""
+    site = importlib.import_module("docs.site.__main__")
+    for name in ("zensical.toml", "pages.py"):
+        (tmp_path / name).write_text("")
+    with pytest.raises(SystemExit, match="holds something else than a site"):
+        site.build(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("zensical") is None, reason="needs the docs extra")
 def test_the_site_is_built_and_fetches_nothing(tmp_path):

@@ -2,6 +2,10 @@
 
 import http.client
 import json
+import socket
+import struct
+import threading
+import time
 import urllib.parse
 
 import pytest
@@ -77,6 +81,19 @@ def test_nothing_is_served_afterwards(tmp_path):
         assert json.loads(ask(place, place.path + "log.json")[2]) == {}, "no log yet"
     with pytest.raises(ConnectionRefusedError):
         ask(place)
+
+
+def test_a_browser_that_goes_away_leaves_no_traceback(served, capfd):
+    _, place = served
+    with socket.create_connection(("127.0.0.1", place.port)) as browser:
+        browser.sendall(b"GET /")
+        browser.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # to end with a reset
+    assert ask(place)[0] == 200
+    for _ in range(100):  # until the thread of that request has ended
+        if not any("process_request_thread" in thread.name for thread in threading.enumerate()):
+            break
+        time.sleep(0.05)
+    assert capfd.readouterr().err == ""
 
 
 def test_the_page_follows_the_log(served, browser):

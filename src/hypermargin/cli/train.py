@@ -19,8 +19,8 @@ from hypermargin.cli._flags import add_command, flag, given_settings, list_of_he
 if TYPE_CHECKING:
     from hypermargin.evaluate import Thresholds
     from hypermargin.training import Config
+    from hypermargin.training.ending import Finish
     from hypermargin.training.evaluation import Parts
-    from hypermargin.training.job import Finish
 
 ABOUT = """Train an embedding with any head of the family.
 

@@ -60,6 +60,8 @@ def compare(
     folder = Path(out)
     if jobs is not None:
         checks.count("jobs", jobs, 1, MOST_JOBS)
+    if folder.exists() and not folder.is_dir():
+        raise RunError(f"out must be a folder; {folder} is a file.")
     folder.mkdir(parents=True, exist_ok=True)
     plan = dataclasses.replace(plan, settings=plan.settings | absolutes(plan.settings))
     with locked(folder):

@@ -89,7 +89,7 @@ def open_data(
             return read_records(path, **images)
         if any("-ubyte" in n for n in names):
             return read_idx(path)
-        if is_cifar(names):
+        if is_cifar(path):
             return read_cifar(path)
         return read_folder(path, levels=levels, **images)
     if not path.exists():

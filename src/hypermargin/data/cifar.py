@@ -7,7 +7,6 @@ row of a sprite is an image as well, pixel by pixel: 1,024 pixels wide, as tall 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -43,9 +42,9 @@ def find_cifar() -> Path:
     )
 
 
-def is_cifar(names: Iterable[str]) -> bool:
-    """Tell whether these are the names in a folder of CIFAR's files."""
-    found = set(names)
+def is_cifar(folder: Path) -> bool:
+    """Tell whether a folder holds CIFAR's files; folders called train, test and meta hold images."""
+    found = {entry.name for entry in folder.iterdir() if entry.is_file()}
     return bool(
         found & {"data_batch_1", "data_batch_1.bin", "data_batch_1.png"}
         or {"train", "test", "meta"} <= found
@@ -79,6 +78,8 @@ def read_cifar(path: str | Path) -> Data:
         read = _binary if ending else _pickled
         parts = [read(folder / name) for name in (*train, test)]
     images, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    if not len(labels):
+        raise DataError(f"{folder}: there is no image in CIFAR's files.")
     held = len(parts[-1][0])
     split = np.array(["train"] * (len(images) - held) + ["test"] * held)
     classes = _names(folder, int(labels.max()) + 1)

@@ -26,7 +26,7 @@ LEVELS = 4  # of gray
 SHIFTS = np.array([0, 2, 4, 6], np.uint8)  # of four pixels in a byte
 FORMAT = 1
 SHARE, MOST_TEST, MOST_VALIDATION = 1 / 3, 3000, 1000
-LARGEST, MOST_IMAGES = 1024, 2**26  # what a header may ask for
+LARGEST, MOST_IMAGES, MOST_BYTES = 1024, 2**26, 2**36  # what a header may ask for, unpacked
 MOST_MEMORY = 2**26  # what a compressed stream may ask for
 
 
@@ -155,7 +155,7 @@ def read_drawn(path: Path) -> Drawn:
         classes, faces = (tuple(map(str, found[name])) for name in ("classes", "faces"))
         there = np.unpackbits(found["there"], axis=1, count=len(classes)).astype(np.bool_)
         seen, ends = found["seen"].astype(np.bool_), found["ends"].astype(np.int64)
-        if not 1 <= size <= LARGEST or there.sum() > MOST_IMAGES:
+        if not 1 <= size <= LARGEST or there.sum() > min(MOST_IMAGES, MOST_BYTES // size**2):
             raise ValueError(f"it says {there.sum():,} images of {size}×{size}")
         if size % 4:
             raise ValueError(f"its images are {size}×{size}, and no multiple of 4")

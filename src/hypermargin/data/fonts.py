@@ -43,9 +43,13 @@ class FontError(DataError):
     """A font file that cannot be read."""
 
     def __init__(self, path: Path, why: object) -> None:
-        self.path = path
+        self.path, self.why = path, str(why)
         self.bad = Bad(str(path), f"this font cannot be read ({why})")
         super().__init__(f"{path}: {self.bad.why}. Remove the file, or leave such files out with on_bad='skip'.")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let it be pickled, since characters are drawn by several processes."""
+        return type(self), (self.path, self.why)
 
 
 def font_files(folder: Path | None) -> dict[Path, bytes]:

@@ -111,7 +111,7 @@ def _named(path: Path, index: int) -> tuple[str, str]:
     from PIL import ImageFont
 
     family, style = ImageFont.truetype(path, 16, index=index, layout_engine=ImageFont.Layout.BASIC).getname()
-    return family or path.stem, style or "Regular"
+    return (family or "").strip() or path.stem, style or "Regular"
 
 
 def choose(found: Sequence[Typeface], scripts: Sequence[Script], workers: int) -> Chosen:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -125,9 +126,9 @@ class Lab:
         c = max(-0.95, min(0.95, math.cos(theta)))
         return math.log(self.criterion.classes - 1) + scale * c - self.gap(theta, c)
 
-    def changed(self, **what: float | int) -> Lab:
-        """Return a laboratory with other lengths or another target."""
-        other = replace(self, **what)  # type: ignore[arg-type]
+    def changed(self, **what: Any) -> Lab:
+        """Return a laboratory with other lengths, another target, or another state of the criterion."""
+        other = replace(self, **what)
         return other.level() if self.floor else other
 
 

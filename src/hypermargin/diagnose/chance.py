@@ -69,7 +69,7 @@ def _draws_in_eval(exam: Examination) -> bool:
     was = module.training
     module.eval()
     try:
-        a, b = (exam.lab.changed(criterion=exam.of.seeded(n)).gap(1.0, 0.5) for n in (1, 2))  # type: ignore[arg-type]
+        a, b = (exam.lab.changed(criterion=exam.of.seeded(n)).gap(1.0, 0.5) for n in (1, 2))
     finally:
         module.train(was)
     return a != b
@@ -88,7 +88,7 @@ class Chance:
         self.cosines: list[float] = []
         theta = math.radians(60)
         for number in seeds:
-            drawn = lab.changed(criterion=of.seeded(number))  # type: ignore[arg-type]
+            drawn = lab.changed(criterion=of.seeded(number))
             psi = drawn.logit(theta, scale) / scale
             self.angles.append(math.acos(max(-1.0, min(1.0, psi))) - theta)
             self.cosines.append(math.cos(theta) - psi)

@@ -14,6 +14,7 @@ from hypermargin.common.text import first_line
 from hypermargin.diagnose.forms import CLASS_NAMES, CLASSES, DIM, build, has_classes
 
 # Packages that are taken without being trusted, if they are installed, and the module of each that has the losses.
+# Only that module and what is below it: elsewhere in them are functions that load files, and run what is in those.
 KNOWN = {
     "hypermargin": "hypermargin",
     "insightface": "insightface",
@@ -33,11 +34,18 @@ def check_trust(name: str, trust: bool) -> None:
     module, colon, attribute = name.partition(":")
     if not colon or not module or not attribute:
         raise ValueError(f"criterion must be MODULE:NAME, like losses:ArcFace; got {checks.shown(name)}.")
-    if not trust and module.replace("-", "_").split(".")[0] not in KNOWN:
+    where = _module(module)
+    if not trust and not any(where == home or where.startswith(f"{home}.") for home in KNOWN.values()):
         raise Untrusted(
             f"criterion {checks.shown(name)} names code that would be imported and run. If you know it, add "
-            f"--trust. Without it these packages are taken: {', '.join(KNOWN)}."
+            f"--trust. Without it what these modules have is taken: {', '.join(KNOWN.values())}."
         )
+
+
+def _module(name: str) -> str:
+    """Return the module of a name before the colon: of a known package, the one with the losses."""
+    plain = name.replace("-", "_")
+    return KNOWN.get(plain, plain)
 
 
 def load(
@@ -56,7 +64,7 @@ def remaker(
     name: str, settings: dict[str, Any], *, dim: int | None, trust: bool
 ) -> Callable[[int], Callable[..., Any]] | None:
     """Return what makes the same with another number of classes; None if it has none to choose."""
-    found = _find(name, trust)
+    found = _find(name, trust)  # which `load` has checked
 
     def remake(classes: int) -> Callable[..., Any]:
         return build(found, dim=dim or DIM, classes=classes, settings=settings)
@@ -66,12 +74,12 @@ def remaker(
 
 def _find(name: str, trust: bool) -> Any:
     module_name, _, attribute = name.partition(":")
-    module_name = module_name.replace("-", "_")
+    module_name = _module(module_name)
     if trust and "" not in sys.path:
         sys.path.insert(0, "")  # a console script does not look into the current directory
     importlib.invalidate_caches()
     try:
-        module = importlib.import_module(KNOWN.get(module_name, module_name))
+        module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         package = module_name.split(".")[0]
         how = (
@@ -87,4 +95,10 @@ def _find(name: str, trust: bool) -> Any:
         raise ValueError(
             f"criterion {name!r}: module {module.__name__} has no {attribute!r}.{checks.near(attribute, there)}"
         )
-    return getattr(module, attribute)
+    found = getattr(module, attribute)
+    if not callable(found):
+        raise ValueError(
+            f"criterion {name!r} must be a class, a factory, an object or a function to call; it is "
+            f"{checks.shown(found)}."
+        )
+    return found

@@ -48,19 +48,20 @@ class Log:
         except OSError as error:
             raise ValueError(f"run: {path} cannot be read ({error.strerror}). Is it the folder of a run?") from None
         kinds: dict[str, list[dict[str, Any]]] = {"train": [], "validation": []}
-        unread = 0
+        unread, strange = 0, list[dict[str, Any]]()
         for line in lines:
             try:
                 record = json.loads(line)
-                kind = record["kind"]
+                into = kinds.get(record["kind"])
+                numbered = isinstance(record["step"], int) and isinstance(record["epoch"], int | float)
             except (ValueError, KeyError, TypeError, RecursionError):
                 unread += 1
                 continue
-            if kind in kinds:
-                kinds[kind].append(record)
+            if into is not None:
+                (into if numbered else strange).append(record)
         if not kinds["train"]:
             raise ValueError(f"run: {path} has no line of training yet.")
-        return cls(kinds["train"], kinds["validation"], unread)
+        return cls(kinds["train"], kinds["validation"], unread + len(strange))
 
     def of(self, name: str) -> list[float]:
         """Return a number of the training lines, where it is one."""
@@ -69,6 +70,8 @@ class Log:
 
 def diagnose_run(folder: Path) -> Report:
     """Say what the log of a run tells, and what to do about it."""
+    if not (folder / "config.toml").is_file():
+        raise ValueError(f"run must be the folder of a run; {folder} has no config.toml, which every run has.")
     config = read_config(folder)
     log = Log.read(folder / "log.jsonl")
     try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from hypermargin.diagnose.angles import Lab, measure
@@ -10,6 +12,7 @@ from hypermargin.diagnose.edges import spread
 from hypermargin.diagnose.examination import Examination
 from hypermargin.diagnose.findings import Finding
 from hypermargin.diagnose.recognise import recognise
+from hypermargin.diagnose.state import Kept
 from hypermargin.margins import ElasticArcFace, ElasticCosFace
 
 LATER = 1000  # steps after which a criterion whose margin moves with them is measured again
@@ -83,8 +86,7 @@ def later(exam: Examination) -> None:
         return
     for _ in range(LATER):
         _step(of, exam.lab)
-    now = Criterion(**{**vars(of), "kept": type(of.kept)(of.call)})
-    then = Lab(now)
+    then = exam.lab.changed(criterion=replace(of, kept=Kept(of.call)))
     moved = abs(then.gap(1.0, 0.5) - first)
     if moved > 1e-3 * exam.scale:
         curves = measure(then)

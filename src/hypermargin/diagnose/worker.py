@@ -74,7 +74,12 @@ def _real() -> bool:
 
 def _ended(request: Request, how: str, code: str) -> Diagnosis:
     said = f"The criterion {how}."
-    return Diagnosis(request.name, "not", "not measured", (Finding(code, "wrong", said),))
+    return Diagnosis(
+        request.name,
+        "in a process of its own, which gave no result",
+        "not measured",
+        (Finding(code, "wrong", said),),
+    )
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,8 +40,7 @@ def live(folder: Path, title: str) -> Iterator[str]:
                 return json.dumps(read_curves(folder)).encode(), "application/json"
             return None
 
-    server = ThreadingHTTPServer((LOCAL, 0), Handler)
-    server.daemon_threads = True
+    server = _Server((LOCAL, 0), Handler)
     thread = threading.Thread(target=server.serve_forever, name="hypermargin-live", daemon=True)
     thread.start()
     try:
@@ -49,6 +49,17 @@ def live(folder: Path, title: str) -> Iterator[str]:
         server.shutdown()
         server.server_close()
         thread.join(timeout=5)
+
+
+class _Server(ThreadingHTTPServer):
+    """Answers each request in a thread, which the end of the training does not wait for."""
+
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a browser that went away in the middle of an answer."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):

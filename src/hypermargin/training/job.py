@@ -8,7 +8,6 @@ import dataclasses
 import json
 import os
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,8 @@ from torch import nn
 
 from hypermargin.common.environment import cores
 from hypermargin.common.text import Say, say
-from hypermargin.data import Data, DataError, Feed, Pairs, Scaling, Split, decode_once, split
+from hypermargin.data import Data, DataError, Pairs, Scaling, Split, decode_once, split
 from hypermargin.data.exclusion import excluded, without
-from hypermargin.evaluate import Thresholds, from_scores
 from hypermargin.files import write_text
 from hypermargin.training import by_counts, checkpoint, paths, watch
 from hypermargin.training.announce import announce
@@ -34,23 +32,17 @@ from hypermargin.training.build import (
     resolve_head,
 )
 from hypermargin.training.config import Config, given_in, read_config, resumed
-from hypermargin.training.evaluation import (
-    MOST,
-    Parts,
-    check_same,
-    choose_thresholds,
-    lengths_against_images,
-)
+from hypermargin.training.ending import Finish, hand_over, of_pairs, save_thresholds
+from hypermargin.training.evaluation import MOST, check_same
 from hypermargin.training.loop import Trainer
 from hypermargin.training.models import create_model
 from hypermargin.training.monitor import Monitor
-from hypermargin.training.pairs import UNNAMED, familiar, read_pairs, score_pairs
+from hypermargin.training.pairs import UNNAMED, familiar, read_pairs
 from hypermargin.training.process import left_as_found, make_repeatable
 from hypermargin.training.ranks import Ranks, joined
 from hypermargin.training.run import (
     About,
     RunError,
-    Trained,
     describe,
     find,
     locked,
@@ -60,9 +52,6 @@ from hypermargin.training.run import (
 from hypermargin.training.start import first_weights, start_from, start_head_from
 from hypermargin.training.trust import code_in, refusal, sign, state_directory
 from hypermargin.training.verdict import judge
-
-# What is done last, with the best weights and what they make of the data; thresholds if some could be chosen.
-Finish = Callable[[Parts, Thresholds | None], None]
 
 
 @dataclass(frozen=True)
@@ -284,20 +273,20 @@ def _run(trainer: Trainer, verify: dict[str, Pairs], quiet: bool, finish: Finish
             except ValueError as error:
                 monitor.say(f"the test part cannot be measured: {error}")
         for name, pairs in verify.items():
-            metrics[name] = _verify(trainer, pairs)
+            metrics[name] = of_pairs(trainer, pairs)
             known = familiar(pairs, About.read(folder).classes)
             monitor.say(f"{name}: {known or UNNAMED}")
         found: dict[str, Any] = {"step": best.step, "best": choice.summary(), "metrics": metrics}
         found |= {"why": verdict.why, "warnings": verdict.warnings, **({"passed_over": said} if said else {})}
         text = json.dumps(found, indent=1)
         ranks.lead(lambda: write_text(folder / "result.json", text))
-        ranks.lead(lambda: _save_thresholds(trainer, best.step, monitor.say))
+        ranks.lead(lambda: save_thresholds(trainer, best.step, monitor.say))
         for kind, values in metrics.items():
             monitor.record(
                 kind, trainer.total, trainer.budget.epochs - 1, values, tested=best.step, why=verdict.why
             )
         if finish is not None and ranks.world == 1:
-            _finish(trainer, best.step, finish, monitor.say)
+            hand_over(trainer, best.step, finish, monitor.say)
     left_out = {where: bad for each in ranks.gathered(trainer.feed.bad) for where, bad in each.items()}
     for bad in left_out.values():
         monitor.say(f"left out: {bad}")
@@ -308,47 +297,3 @@ def _read_pairs(config: Config, shape: tuple[int, ...]) -> dict[str, Pairs]:
     """Read the pairs to verify in the end."""
     images = Path(config.verify_images or config.data)
     return read_pairs(config.verify, images if images.is_dir() else None, shape, config.on_bad)
-
-
-def _verify(trainer: Trainer, pairs: Pairs) -> dict[str, float]:
-    """Return EER, TAR and AUC of a list of pairs."""
-    config = trainer.config
-    feed = Feed(pairs.samples, trainer.device, workers=config.workers or 0, on_bad=config.on_bad)
-    with trainer.averaged():
-        features, read = trainer.embed(feed, np.arange(len(pairs.samples)))
-    trainer.feed.bad.update(feed.bad)
-    scored = score_pairs(pairs, features, read)
-    found = from_scores(scored.scores, scored.same)
-    return {"eer": found.eer, "tar": found.tar[1e-3], "auc": found.auc}
-
-
-def _parts(trainer: Trainer, step: int) -> Parts:
-    """Return the parts of the data as the weights see them that `load` gives; averages must be in place."""
-    network, head = trainer.network.eval(), trainer.head.eval()
-    trained = Trained(network, head, trainer.config, About.read(trainer.folder), step)
-    return Parts(trained, trainer.data, trainer.split, feed=trainer.feed)
-
-
-def _save_thresholds(trainer: Trainer, step: int, say: Say) -> None:
-    """Save thresholds for `hypermargin verify`, from the weights that `load` gives.
-
-    Their samples also say whether long features are those of the poor images.
-    """
-    try:
-        with trainer.averaged():
-            parts = _parts(trainer, step)
-            chosen = choose_thresholds(parts)
-            chosen.save(trainer.folder)
-            if doubt := watch.doubt_of_images(trainer.head.margin, lengths_against_images(parts, chosen.part)):
-                say(f"warning: {doubt}")
-    except Exception as error:  # whatever it is, the training is finished and its result must not be lost
-        say(f"no thresholds saved: {error}")
-
-
-def _finish(trainer: Trainer, step: int, finish: Finish, say: Say) -> None:
-    """Let the caller look at what came out; whatever happens, the run stands."""
-    try:
-        with trainer.averaged():
-            finish(_parts(trainer, step), Thresholds.read(trainer.folder))
-    except Exception as error:
-        say(f"no report written: {error}")
