@@ -10,7 +10,7 @@ from typing import Any
 
 from hypermargin.common.environment import now
 from hypermargin.compare.report.pictures import Row, plane, side_by_side, summary, together
-from hypermargin.compare.report.tables import counted, failures, fixed, settings, table
+from hypermargin.compare.report.tables import breakable, counted, failures, fixed, settings, table
 from hypermargin.compare.results import Comparison
 from hypermargin.files import write_text
 from hypermargin.plots import Display, explorer
@@ -109,7 +109,7 @@ def _list(sentences: Iterable[str]) -> str:
 
 def _picture(display: Display, title: str, caption: str = "", size: tuple[float, float] | None = None) -> str:
     """Return a picture to stand inline, so that the theme switch reaches it."""
-    below = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
+    below = f"<figcaption>{breakable(caption)}</figcaption>" if caption else ""
     return f'<figure class="picture">{below}{display.inline(title, size=size)}</figure>'
 
 
@@ -150,7 +150,7 @@ def _plane(found: Comparison, moving: list[dict[str, Any]]) -> str:
         else "the ten digits of scikit-learn, since these data have no ten classes of fifty images"
     )
     frames = "".join(
-        f"<figure><figcaption>{escape(head['head'])}<output data-right='{k}'></output></figcaption>"
+        f"<figure><figcaption>{breakable(head['head'])}<output data-right='{k}'></output></figcaption>"
         f'<canvas width="560" height="560" data-plane="{k}" role="img" '
         f'aria-label="features of {escape(head["head"])} in two dimensions"></canvas></figure>'
         for k, head in enumerate(moving)
