@@ -226,6 +226,7 @@ def test_the_page_of_a_run_opens_in_the_explorer(browser, tmp_path):
         scale = float(trained.head.current_scale())
         shown = float(page.locator('[data-slider="s"] input[type=number]').input_value())
         assert shown == pytest.approx(max(scale, 1), rel=1e-5)
+        assert page.locator('[data-slider="classes"] input[type=number]').input_value() == "10"
         m = float(page.locator('[data-slider="m2"] input[type=number]').input_value())
         assert m == pytest.approx(trained.head.margin.m, rel=1e-5), "as trained, not the paper's"
         assert page.locator('[data-shows="ball"]').text_content() == "Your samples on the sphere"

@@ -62,12 +62,16 @@ function drawCurves() {
         points.map((p) => p[0]),
         0,
       );
+      const zero = key === "loss" || key === "eer";
       const [low, high] = ranged(
         points.map((p) => times * p[1]),
-        key === "loss" || key === "eer" ? 0 : Infinity,
+        zero ? 0 : Infinity,
       );
-      const above = high + 0.06 * (high - low); // a line at the very edge looks cut off
-      const y = [low, SHARES.includes(key) ? Math.min(100, Math.max(high, above)) : above];
+      const room = 0.06 * (high - low); // a line at the very edge looks cut off
+      const y = [
+        zero ? low : low < 0 ? low - room : Math.max(0, low - room),
+        SHARES.includes(key) ? Math.max(high, Math.min(100, high + room)) : high + room,
+      ];
       const label = say(`axis_${key}`);
       const dots = curves
         .filter(({ points: [, second] }) => !second)
