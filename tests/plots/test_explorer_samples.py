@@ -226,10 +226,20 @@ def test_the_page_of_a_run_opens_in_the_explorer(browser, tmp_path):
         scale = float(trained.head.current_scale())
         shown = float(page.locator('[data-slider="s"] input[type=number]').input_value())
         assert shown == pytest.approx(max(scale, 1), rel=1e-5)
+        assert page.locator('[data-slider="classes"] input[type=number]').input_value() == "10"
         m = float(page.locator('[data-slider="m2"] input[type=number]').input_value())
         assert m == pytest.approx(trained.head.margin.m, rel=1e-5), "as trained, not the paper's"
         assert page.locator('[data-shows="ball"]').text_content() == "Your samples on the sphere"
         assert "is no page of a run" in give(page, b"<p>hello", "other.html")
+    with opened(browser, report.decode(), tmp_path) as page:
+        m2 = page.locator('[data-slider="m2"] input[type=number]')
+        assert float(m2.input_value()) == pytest.approx(trained.head.margin.m, rel=1e-5)
+        m2.fill("0.2")
+        m2.press("Enter")
+        page.wait_for_function("() => location.hash.includes('m2=0.2')")
+        page.reload()
+        settle(page)
+        assert m2.input_value() == "0.2", "a link to a setting goes before the run's own"
 
 
 def test_what_is_copied_runs(browser, tmp_path):

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import json
 import math
+import re
 from collections.abc import Mapping
 from html import escape
 from importlib.resources import files
@@ -16,9 +17,9 @@ import numpy as np
 from hypermargin.common.environment import now
 from hypermargin.compare.numbers import MEASURES, Cell
 from hypermargin.demo.findings import HEADS, Findings, Flat, Many
-from hypermargin.plots import Display, explorer
+from hypermargin.plots import Display
 from hypermargin.plots.features import FeaturesDisplay, together
-from hypermargin.plots.style import recoloured
+from hypermargin.plots.html import as_json, colours, document, picture_colours
 from hypermargin.plots.verification import ScoresDisplay
 from hypermargin.scales import largest_angle
 from hypermargin.version import __version__
@@ -34,25 +35,9 @@ hypermargin compare --data your/photos"""
 
 def page(found: Findings) -> str:
     """Return the whole document."""
-    return f"""<!doctype html>
-<html lang="en" data-theme="auto">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="{explorer.POLICY}">
-<title>{escape(words()["en"]["title"])}</title>
-<style>
-{explorer.colours(":root")}
-{_asset("page.css")}
-@media (prefers-color-scheme: dark) {{
-{recoloured(':root:not([data-theme="light"]) figure')}
-}}
-{recoloured(':root[data-theme="dark"] figure')}
-</style>
-</head>
-<body>
-<header>
+    style = "\n".join((colours(":root"), _asset("page.css"), picture_colours("figure")))
+    titles = {lang: said["title"] for lang, said in words().items()}
+    body = f"""<header>
 <div class="bar"><span>{_both("name")}</span>{_switches()}</div>
 <h1>{_headline(found)}</h1>
 </header>
@@ -68,13 +53,8 @@ def page(found: Findings) -> str:
 <p>{_more()}</p>
 <p class="small">{_both("made", version=__version__, date=now()[:10], runs=len(HEADS) * (found.seeds + 1))}</p>
 </main>
-<script type="application/json" id="titles">{json.dumps({k: v["title"] for k, v in words().items()})}</script>
-<script>
-{_asset("page.js")}
-</script>
-</body>
-</html>
-"""
+<script type="application/json" id="titles">{as_json(titles)}</script>"""
+    return document(titles["en"], style, body, _asset("page.js"), root='data-theme="auto"')
 
 
 @functools.cache
@@ -154,9 +134,11 @@ def _texts(found: Findings) -> str:
         "m": f"{flat.m:.2f}", "degrees": _degrees(flat.m), "apart": f"{apart:.0f}",
         "left": f"{apart - math.degrees(0.5):.0f}",
     }  # fmt: skip
+    # A browser may break a line at any hyphen; "--" must stay with what it is of.
+    commands = re.sub(r"\S+", r"<span>\g<0></span>", escape(COMMANDS))
     changed, moved, after = (
         f"<div><h3>{_both(key)}</h3><p>{_both(f'{key}_text', **numbers)}</p>{rest}</div>"
-        for key, rest in (("changed", ""), ("moved", ""), ("next", f"<pre>{escape(COMMANDS)}</pre>"))
+        for key, rest in (("changed", ""), ("moved", ""), ("next", f"<pre>{commands}</pre>"))
     )
     return changed + moved + after
 

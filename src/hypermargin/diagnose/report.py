@@ -12,12 +12,12 @@ from hypermargin.common.environment import now, versions
 from hypermargin.diagnose.diagnosis import Diagnosis
 from hypermargin.diagnose.findings import DOCUMENT, LEVELS, Finding
 from hypermargin.diagnose.pictures import MeasuredDisplay, RivalsDisplay
-from hypermargin.plots import Display, explorer
-from hypermargin.plots.html import document
-from hypermargin.plots.style import recoloured
+from hypermargin.plots import Display
+from hypermargin.plots.html import colours, document, picture_colours
 
 WIDTH = 100  # characters of a line of text
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+SCROLLS = '<p class="scrolls">The picture is wider than this window: scroll it sideways →</p>'
 ABOUT = {
     "wrong": "not the loss that was meant, or NaN",
     "doubtful": "costs something; look at it",
@@ -81,10 +81,8 @@ class Report:
 
     def page(self) -> str:
         """Return it as one HTML document, which needs no network and runs no script."""
-        css = (
-            explorer.colours(":root") + files(__package__).joinpath("report.css").read_text(encoding="utf-8")
-            + "@media (prefers-color-scheme: dark) {\n" + recoloured(".picture") + "\n}"
-        )  # fmt: skip
+        own = files(__package__).joinpath("report.css").read_text(encoding="utf-8")
+        css = "\n".join((colours(":root"), own, picture_colours(".picture")))
         return document(f"{self.title}: a diagnosis", css, self._body(), "", policy=POLICY)
 
     def _body(self) -> str:
@@ -94,7 +92,7 @@ class Report:
             f"<h3>{escape(name)}</h3><pre><code>{escape(line)}</code></pre>" for name, line in self.lines
         )
         pictures = "".join(
-            f"<h2>{escape(title)}</h2><p>{escape(words)}</p>"
+            f"<h2>{escape(title)}</h2><p>{escape(words)}</p>{SCROLLS if _width(shown) == 'wide' else ''}"
             f'<figure class="picture {_width(shown)}" tabindex="0">{shown.inline(title)}</figure>'
             for title, words, shown in self.pictures
         )

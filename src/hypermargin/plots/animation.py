@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import html
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from hypermargin import checks
 from hypermargin.files import replacing, write_text
-from hypermargin.plots.style import DARK, LIGHT, Display, look, new_axes
+from hypermargin.plots.html import as_json, colours, document
+from hypermargin.plots.style import Display, look, new_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -117,52 +117,30 @@ def _page(frames: Sequence[tuple[str, Display]], limits: Sequence[Limits], pause
         for _, d in frames
     ]
     names = [name for name, _ in frames]
-    night = f"--ink:{DARK.ink};--ground:{DARK.ground};color-scheme:dark"
-    day = f"--ink:{LIGHT.ink};--ground:{LIGHT.ground};color-scheme:light"
-    return PAGE.substitute(
-        day=night if dark else day,
-        night=night,
-        title=html.escape(f"{names[0]} to {names[-1]}" if len(names) > 1 else names[0]),
-        first=html.escape(names[0]),
-        picture=pictures[0],
-        last=len(frames) - 1,
-        # Inside a script only "</" could end it.
-        names=json.dumps(names).replace("</", "<\\/"),
-        pictures=json.dumps(pictures),
-        pause=round(1000 * pause),
-        width=round(96 * frames[0][1].size[0]),
-    )
+    title = f"{names[0]} to {names[-1]}" if len(names) > 1 else names[0]
+    body = BODY.substitute(first=html.escape(names[0]), picture=pictures[0], last=len(frames) - 1)
+    data = f"const names = {as_json(names)};\nconst pictures = {as_json(pictures)};\n"
+    script = f'"use strict";\n{data}const pause = {round(1000 * pause)};\n{SCRIPT}'
+    css = f"{colours(':root')}\nbody {{ max-width: {round(96 * frames[0][1].size[0])}px; }}\n{STYLE}"
+    return document(title, css, body, script, root='data-theme="dark"' if dark else "")
 
 
-PAGE = Template("""<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>$title</title>
-<style>
-:root { $day }
-@media (prefers-color-scheme: dark) { :root { $night } }
-body { margin: 0 auto; padding: 1rem; max-width: ${width}px; background: var(--ground); color: var(--ink);
-  font: 1rem/1.4 system-ui, sans-serif }
-img { display: block; width: 100%; height: auto }
-form { display: flex; gap: .8rem; align-items: center; flex-wrap: wrap }
-button { min-width: 5.5rem; min-height: 44px; font: inherit }
-input { flex: 1 1 10rem; min-height: 44px; margin: 0 }
-output { min-width: 6rem; font-variant-numeric: tabular-nums }
-</style>
-<main>
+STYLE = """body { margin: 0 auto; padding: 1rem; background: var(--ground); color: var(--ink); }
+body, button { font: 1rem/1.4 system-ui, sans-serif; }
+img { display: block; width: 100%; height: auto; }
+form { display: flex; gap: .8rem; align-items: center; flex-wrap: wrap; }
+button { min-width: 5.5rem; min-height: 44px; }
+input { flex: 1 1 10rem; min-height: 44px; margin: 0; }
+output { min-width: 6rem; font-variant-numeric: tabular-nums; }"""
+BODY = Template("""<main>
 <img id="picture" alt="$first" src="$picture">
 <form>
 <button type="button" id="play">Play</button>
 <input type="range" id="slider" min="0" max="$last" value="0" step="1" aria-label="frame" aria-valuetext="$first">
 <output id="name" for="slider" aria-live="polite">$first</output>
 </form>
-</main>
-<script>
-"use strict";
-const names = $names;
-const pictures = $pictures;
-const element = (id) => document.getElementById(id);
+</main>""")
+SCRIPT = """const element = (id) => document.getElementById(id);
 const [picture, play, slider, name] = ["picture", "play", "slider", "name"].map(element);
 let timer = null;
 
@@ -189,9 +167,6 @@ play.addEventListener("click", () => {
   if (timer !== null) return stop();
   if (Number(slider.value) === names.length - 1) show(0);
   play.textContent = "Pause";
-  timer = setInterval(next, $pause);
+  timer = setInterval(next, pause);
 });
-slider.addEventListener("input", () => { stop(); show(Number(slider.value)); });
-</script>
-</html>
-""")
+slider.addEventListener("input", () => { stop(); show(Number(slider.value)); });"""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from html import escape
 from typing import Any
+
+from hypermargin.plots.style import DARK, LIGHT, Look, recoloured
 
 # Nothing may be fetched, not even by mistake.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; base-uri 'none'"
@@ -37,3 +40,27 @@ def document(
 def as_json(value: Any) -> str:
     """Write JSON for a script element, which no name of a class may end."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
+
+
+def colours(root: str) -> str:
+    """Return the pictures' colours as CSS variables of an element: light, dark by the reader's preference, and as
+    its data-theme says.
+    """
+
+    def rules(colours: Look, scheme: str) -> str:
+        return f"color-scheme: {scheme}; " + " ".join(
+            f"--{name}: {value};" for name, value in asdict(colours).items()
+        )
+
+    dark = rules(DARK, "dark")
+    return f"""{root} {{ {rules(LIGHT, "light")} }}
+@media (prefers-color-scheme: dark) {{ {root}:not([data-theme="light"]) {{ {dark} }} }}
+{root}[data-theme="dark"] {{ {dark} }}"""
+
+
+def picture_colours(scope: str) -> str:
+    """Return CSS by which inline pictures follow the reader's preference, and the data-theme of the document."""
+    return f"""@media (prefers-color-scheme: dark) {{
+{recoloured(f':root:not([data-theme="light"]) {scope}')}
+}}
+{recoloured(f':root[data-theme="dark"] {scope}')}"""

@@ -62,10 +62,16 @@ function drawCurves() {
         points.map((p) => p[0]),
         0,
       );
-      const y = ranged(
+      const zero = key === "loss" || key === "eer";
+      const [low, high] = ranged(
         points.map((p) => times * p[1]),
-        key === "loss" || key === "eer" ? 0 : Infinity,
+        zero ? 0 : Infinity,
       );
+      const room = 0.06 * (high - low); // a line at the very edge looks cut off
+      const y = [
+        zero ? low : low < 0 ? low - room : Math.max(0, low - room),
+        SHARES.includes(key) ? Math.max(high, Math.min(100, high + room)) : high + room,
+      ];
       const label = say(`axis_${key}`);
       const dots = curves
         .filter(({ points: [, second] }) => !second)
@@ -140,7 +146,7 @@ function figures(where, entries, drawOne, wordsOf) {
         const items = names.map((name, i) => el("li", {}, el("i", { class: kinds[i] }), name));
         const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
         svg.setAttribute("role", "img");
-        return el("figure", {}, el("figcaption", {}, title), el("ul", { class: "hp-legend" }, ...items), svg);
+        return el("figure", {}, el("figcaption", {}, title), el("ul", { class: "hm-legend" }, ...items), svg);
       }),
     );
     place.dataset.made = wanted;

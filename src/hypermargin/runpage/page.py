@@ -10,7 +10,7 @@ from typing import Any
 from hypermargin import checks
 from hypermargin.evaluate.report import plain
 from hypermargin.plots import explorer
-from hypermargin.plots.html import POLICY, as_json, document
+from hypermargin.plots.html import POLICY, as_json, colours, document
 
 SCRIPTS = "browse.js", "pairs.js", "figures.js", "live.js", "page.js"
 
@@ -32,7 +32,8 @@ start();
     below = "" if data.get("live") else f'\n<section id="explorer" aria-label="explorer">\n{body}\n</section>'
     whole = f"""{_asset("page.html")}{below}
 <script type="application/json" id="hm-data">{as_json(plain(data))}</script>"""
-    style = "\n".join(([] if data.get("live") else [css]) + [explorer.colours(":root"), _asset("page.css")])
+    shared_style = explorer.asset("base.css") if data.get("live") else css
+    style = "\n".join((shared_style, colours(":root"), _asset("page.css")))
     scripts = code if data.get("live") else f"{script}\n{code}"
     return document(data["title"], style, whole, scripts, lang=explorer.TAGS[lang], policy=policy)
 

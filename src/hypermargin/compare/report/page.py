@@ -10,12 +10,12 @@ from typing import Any
 
 from hypermargin.common.environment import now
 from hypermargin.compare.report.pictures import Row, plane, side_by_side, summary, together
-from hypermargin.compare.report.tables import counted, failures, fixed, settings, table
+from hypermargin.compare.report.tables import breakable, counted, failures, fixed, settings, table
 from hypermargin.compare.results import Comparison
 from hypermargin.files import write_text
 from hypermargin.plots import Display, explorer
-from hypermargin.plots.html import as_json
-from hypermargin.plots.style import Framed, recoloured
+from hypermargin.plots.html import as_json, colours, document, picture_colours
+from hypermargin.plots.style import Framed
 from hypermargin.training.config import Config, from_dict, read_toml
 
 MOST_WIDE = 4.4  # inches
@@ -44,26 +44,8 @@ def page(found: Comparison) -> str:
     links = (("words", "Words"), ("table", "Table"), ("heads", "All heads"), ("plane", "Two dimensions"),
              ("side", "Side by side"), ("settings", "Settings"), ("explorer", "Explorer"))  # fmt: skip
     shown = [(key, text) for key, text in links if key != "plane" or moving]
-    return f"""<!doctype html>
-<html lang="en" data-theme="auto">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="{explorer.POLICY}">
-<title>{escape(name)}</title>
-<style>
-{css}
-{explorer.colours(":root")}
-{_asset("report.css")}
-@media (prefers-color-scheme: dark) {{
-{recoloured(':root:not([data-theme="light"]) .picture')}
-}}
-{recoloured(':root[data-theme="dark"] .picture')}
-</style>
-</head>
-<body>
-<div class="report">
+    style = "\n".join((css, colours(":root"), _asset("report.css"), picture_colours(".picture")))
+    whole = f"""<div class="report">
 <header>
 <h1>{escape(name)}</h1>
 <p>{escape(_summary(found))}</p>
@@ -78,14 +60,8 @@ def page(found: Comparison) -> str:
 <section id="explorer" aria-label="explorer">
 {body}
 </section>
-<script type="application/json" id="plane-data">{as_json(moving)}</script>
-<script>
-{script}
-{_asset("report.js")}
-</script>
-</body>
-</html>
-"""
+<script type="application/json" id="plane-data">{as_json(moving)}</script>"""
+    return document(name, style, whole, f"{script}\n{_asset('report.js')}", root='data-theme="auto"')
 
 
 def _name(found: Comparison) -> str:
@@ -133,7 +109,7 @@ def _list(sentences: Iterable[str]) -> str:
 
 def _picture(display: Display, title: str, caption: str = "", size: tuple[float, float] | None = None) -> str:
     """Return a picture to stand inline, so that the theme switch reaches it."""
-    below = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
+    below = f"<figcaption>{breakable(caption)}</figcaption>" if caption else ""
     return f'<figure class="picture">{below}{display.inline(title, size=size)}</figure>'
 
 
@@ -174,7 +150,7 @@ def _plane(found: Comparison, moving: list[dict[str, Any]]) -> str:
         else "the ten digits of scikit-learn, since these data have no ten classes of fifty images"
     )
     frames = "".join(
-        f"<figure><figcaption>{escape(head['head'])}<output data-right='{k}'></output></figcaption>"
+        f"<figure><figcaption>{breakable(head['head'])}<output data-right='{k}'></output></figcaption>"
         f'<canvas width="560" height="560" data-plane="{k}" role="img" '
         f'aria-label="features of {escape(head["head"])} in two dimensions"></canvas></figure>'
         for k, head in enumerate(moving)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,6 +33,8 @@ from hypermargin.plots.psi import PsiDisplay
 from hypermargin.plots.style import framed
 from hypermargin.plots.verification import ScoresDisplay
 from hypermargin.plots.weights import WeightsDisplay
+
+LEGEND = 44  # characters
 
 
 class Row(NamedTuple):
@@ -104,14 +107,19 @@ def _psi_rows(first: Mapping[str, dict[str, Any]], number: Mapping[str, int]) ->
         return []
     drawn = PsiDisplay.of(list(heads))
     lines = list(zip(heads.values(), drawn.curves, strict=True))
-    values = {", ".join(names): (number[names[0]], curve.values) for names, curve in lines}
-    slopes = {", ".join(names): (number[names[0]], curve.slopes) for names, curve in lines}
+    values = {_folded(names): (number[names[0]], curve.values) for names, curve in lines}
+    slopes = {_folded(names): (number[names[0]], curve.slopes) for names, curve in lines}
     words = "As trained: what each margin makes of the target's cosine."
     steep = "How hard a sample at that angle is pulled, before the softmax weighs it."
     return [
         Row("ψ(θ)", words, {"": HeadsPsiDisplay(drawn.theta, values, "target cosine ψ(θ)")}),
         Row("Slope of ψ(θ)", steep, {"": HeadsPsiDisplay(drawn.theta, slopes, "slope dψ/dθ, per radian")}),
     ]
+
+
+def _folded(names: list[str]) -> str:
+    """Return names as lines of a legend that is no wider than its picture."""
+    return textwrap.fill(", ".join(names), LEGEND, break_long_words=False, break_on_hyphens=False)
 
 
 def side_by_side(found: Comparison) -> list[Row]:

@@ -43,6 +43,11 @@ def fixed(text: str) -> str:
     return escape(text)
 
 
+def breakable(head: str) -> str:
+    """Escape the name of a head, which may be broken between its settings and nowhere else."""
+    return escape(head).replace(":", ":<wbr>").replace(",", ",<wbr>")
+
+
 def table(found: Comparison) -> str:
     """Lay out every measure of every head, and what its marks and columns mean."""
     measures = [measure for measure in MEASURES if measure.key in found.table]
@@ -62,7 +67,7 @@ def table(found: Comparison) -> str:
             mark = f' <span class="mark {cell.mark}" title="{why}">{sign}</span>' if sign else ""
             cells.append(f'<td class="{cell.mark}">{fixed(cell.text(measure, unit=False))}{mark}</td>')
         runs = f"{len(found.measured[head])}/{found.plan.seeds}"
-        name = f'<th scope="row">{_swatch(places(found)[head])}{escape(head)}</th>'
+        name = f'<th scope="row">{_swatch(places(found)[head])}{breakable(head)}</th>'
         body.append(f"<tr>{name}<td>{runs}</td>{''.join(cells)}</tr>")
     notes = "".join(f"<dt>{escape(m.title)}</dt><dd>{escape(m.about)}</dd>" for m in measures)
     return (
@@ -115,7 +120,7 @@ def _without_paths(text: str, found: Comparison) -> str:
 def settings(found: Comparison) -> str:
     """Lay out what was trained: heads, settings, versions."""
     heads = "".join(
-        f'<tr><th scope="row">{escape(head)}</th><td>{escape(margin_in_words(about))}</td>'
+        f'<tr><th scope="row">{breakable(head)}</th><td>{escape(margin_in_words(about))}</td>'
         f"<td>{_scale(about)}</td><td>{_yes(about['head']['unit_weight'])}</td>"
         f"<td>{_yes(about['head']['unit_features'])}</td></tr>"
         for head, seeds in found.measured.items()

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -37,17 +36,14 @@ from hypermargin.margins import (
     SphereFace,
     X2Softmax,
 )
-from hypermargin.plots.html import POLICY, as_json, document
-from hypermargin.plots.style import DARK, LIGHT, Look
+from hypermargin.plots.html import as_json, colours, document
 from hypermargin.recipes import FAMILY
 from hypermargin.rules import SOFTMAX
 from hypermargin.schedule import LambdaAnnealing
 
 __all__ = [
-    "POLICY",
     "TAGS",
     "asset",
-    "colours",
     "form_of",
     "heads",
     "numbers_of",
@@ -61,6 +57,7 @@ SCRIPTS = (
     "maths.js", "draw.js", "sphere.js", "panels.js", "ladder.js",
     "npz.js", "measured.js", "samples.js", "shown.js", "explorer.js",
 )  # fmt: skip
+STYLES = "base.css", "explorer.css", "samples.css"
 
 # Heads whose ψ has a form of its own, at the numbers that maths.js has.
 FORMS_AT = (X2Softmax(), "x2"), (ExpFace(), "expface")
@@ -86,7 +83,7 @@ def parts(lang: str = "en") -> tuple[str, str, str]:
     data = as_json({"lang": lang, "words": words(), "heads": heads()})
     code = "\n".join(asset(name) for name in SCRIPTS)
     script = f'((root, data) => {{\n"use strict";\n{code}\n}})(document.querySelector(".hm-explorer"), {data});'
-    css = "\n".join((colours(".hm-explorer"), asset("explorer.css"), asset("samples.css")))
+    css = "\n".join((colours(".hm-explorer"), *map(asset, STYLES)))
     return css, asset("page.html"), script
 
 
@@ -163,22 +160,6 @@ def numbers_of(margin: Margin) -> tuple[float, float, float] | None:
     return None
 
 
-def colours(root: str) -> str:
-    """Return the pictures' colours as CSS variables of an element: light, dark by the reader's preference, and as
-    its data-theme says.
-    """
-
-    def rules(colours: Look, scheme: str) -> str:
-        return f"color-scheme: {scheme}; " + " ".join(
-            f"--{name}: {value};" for name, value in asdict(colours).items()
-        )
-
-    dark = rules(DARK, "dark")
-    return f"""{root} {{ {rules(LIGHT, "light")} }}
-@media (prefers-color-scheme: dark) {{ {root}:not([data-theme="light"]) {{ {dark} }} }}
-{root}[data-theme="dark"] {{ {dark} }}"""
-
-
 def asset(name: str) -> str:
-    """Return the text of a file of the page; draw.js and sphere.js serve other pages too."""
+    """Return the text of a file of the page; base.css, draw.js and sphere.js serve the page of a run too."""
     return files(__name__).joinpath(name).read_text(encoding="utf-8")

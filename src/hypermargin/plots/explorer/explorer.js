@@ -76,12 +76,14 @@ const address = () => {
 };
 
 // A browser takes some hundred changes of the address in half a minute, so it is told of pauses only.
+// The page of a run opens with the run's setting, which is in no address: the next training may have another.
 let pause = 0;
+let moved = !document.getElementById("hm-data");
 function afterPause() {
   clearTimeout(pause);
   pause = setTimeout(() => {
     tell("summary", summary());
-    history.replaceState(null, "", address());
+    if (moved) history.replaceState(null, "", address());
   }, 250);
 }
 
@@ -103,6 +105,7 @@ function redraw() {
 }
 
 function change(changes) {
+  moved = true;
   Object.assign(state, changes);
   // A ψ of its own form has no m1, m2, m3: whoever moves one of them leaves it.
   if (!("form" in changes) && ["m1", "m2", "m3"].some((key) => key in changes)) state.form = "";

@@ -43,6 +43,7 @@ function take(found, name) {
   room = null;
   tell("file", said());
   if (found.head) Object.assign(state, settingOf(found.head));
+  state.classes = allowed("classes", found.classes) ?? state.classes; // whether s is large enough depends on them
   forgetHead();
   one('[data-panel="samples"]').dataset.has = "samples";
   measure(all("svg[data-plot]")); // the panel's own was not laid out before

@@ -23,7 +23,9 @@ function startSamples() {
   turnBall = turnable(one('[data-plot="ball"]'), ballScene, "");
   const page = document.getElementById("hm-data"); // the explorer stands in the page of a run
   const found = page && fromData(JSON.parse(page.textContent));
-  if (found) take(found, document.title);
+  if (!found) return;
+  take(found, document.title);
+  readAddress(); // who followed a link to a setting wants that one
 }
 
 const hue = (name) => getComputedStyle(root).getPropertyValue(`--${name}`).trim();
