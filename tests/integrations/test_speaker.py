@@ -42,6 +42,7 @@ def test_a_projection_returns_logits_and_loss_and_follows_a_margin_scheduler():
     projection = Projection("arcface", D, C, scale=32.0, m=0.2, beyond="continuous", dtype=torch.float64)
     weight = torch.randn(C, D, dtype=torch.float64)
     projection.load_state_dict({"weight": weight})  # as theirs is saved
+    assert torch.equal(projection.as_theirs()["weight"], weight)
     ramp = Ramp(projection, 0.3, 4)
     for it in range(6):
         m = ramp.step(it)
@@ -141,6 +142,10 @@ class TestSpeechBrain:
         own.load_state_dict({"weight": cosines.weight})
         value = ClassifierLoss(own)(own(x.float()[:, None]), y[:, None])
         torch.testing.assert_close(value.detach(), found[0][0], rtol=1e-4, atol=1e-5)
+        with torch.no_grad():
+            own.head.weight.mul_(-2.0)
+        cosines.load_state_dict(own.as_theirs())
+        torch.testing.assert_close(cosines.weight, own.head.weight)
 
     def test_a_brain_trains_them(self, speechbrain, tmp_path):
         from speechbrain.core import Brain, Stage

@@ -73,7 +73,7 @@ class Loss(nn.Module):
 
 
 class _Owner(nn.Module):
-    """Holds a head; reads the class weights of a toolkit's own classifier, `weight` (classes·centers, dim)."""
+    """Holds a head; takes and gives the class weights of a toolkit's classifier, `weight` (classes·centers, dim)."""
 
     def __init__(self, head: str | MarginHead, dim: int, classes: int, settings: dict[str, Any]) -> None:
         super().__init__()
@@ -86,6 +86,10 @@ class _Owner(nn.Module):
                 state_dict.setdefault(f"{prefix}head.{key}", own)
             state_dict[prefix + "head.weight"] = theirs
         super()._load_from_state_dict(state_dict, prefix, *others)
+
+    def as_theirs(self) -> dict[str, Tensor]:
+        """Return the state_dict of the toolkit's own classifier or projection with these class weights."""
+        return {"weight": self.head.weight.detach().clone()}
 
 
 class Projection(_Owner):
