@@ -73,7 +73,7 @@ class Loss(nn.Module):
 
 
 class _Owner(nn.Module):
-    """Holds a head; takes and gives the class weights of a toolkit's classifier, `weight` (classes·centers, dim)."""
+    """Holds a head; takes and gives the class weights of their classifiers, `weight` (classes·centers, dim)."""
 
     def __init__(self, head: str | MarginHead, dim: int, classes: int, settings: dict[str, Any]) -> None:
         super().__init__()
