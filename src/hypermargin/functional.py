@@ -101,13 +101,12 @@ def margin_softmax(
         and isinstance(features, Tensor) and isinstance(labels, Tensor)
         and not torch._C._are_functorch_transforms_active()
     )  # fmt: skip
-    if plain and m is None:
-        from hypermargin.plain import whole_loss
+    if plain:
+        from hypermargin.plain import plain_loss
 
-        backend, loss = whole_loss(
-            backend, features, weight, labels, margin, rule=rule, scale=scale, lam=lam, gradient=gradient,
-            row_margin=row_margin, ignore_index=ignore_index, reduction=reduction,
-            check=checks.wanted(check, features, labels),
+        loss = plain_loss(
+            backend, features, weight, labels, margin, scale=scale, m=m, lam=lam, gradient=gradient,
+            row_margin=row_margin, ignore_index=ignore_index, reduction=reduction, check=check,
         )  # fmt: skip
         if loss is not None:
             return loss
@@ -117,14 +116,6 @@ def margin_softmax(
         f"loss ({reduction})", weight,
     )  # fmt: skip
     backend = fitted(backend, Call.of(batch, weight, layout, rule, centers))
-    if plain and hasattr(backend, "look"):
-        from hypermargin.plain import plain_loss
-
-        with full_precision(features):
-            return plain_loss(
-                backend, batch, weight, labels, margin, lam=lam, gradient=gradient, row_margin=row_margin,
-                ignore_index=ignore_index, reduction=reduction,
-            )  # fmt: skip
     classes = layout.classes(len(weight) // centers.count)
     with full_precision(features):
         table = layout.table(weight, batch, unit=unit_weight, bias=bias, centers=centers)
