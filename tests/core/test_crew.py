@@ -94,6 +94,7 @@ def test_an_error_in_a_block_is_raised_and_the_next_call_works():
 
 def test_ctrl_c_stops_the_blocks():
     done = []
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run in the background
 
     def work(number):
         if number == 3:
@@ -101,8 +102,11 @@ def test_ctrl_c_stops_the_blocks():
         time.sleep(0.01)
         done.append(number)
 
-    with pytest.raises(KeyboardInterrupt):
-        in_order(10_000, 2, work, lambda _: None)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            in_order(10_000, 2, work, lambda _: None)
+    finally:
+        signal.signal(signal.SIGINT, before)
     at_the_end = len(done)
     time.sleep(0.05)
     assert len(done) == at_the_end < 1000

@@ -15,7 +15,7 @@ from hypermargin.counts import margins_from_counts, offsets_from_counts
 from hypermargin.data import from_arrays
 from hypermargin.deploy import export
 from hypermargin.margins import AdaFace, ArcFace, MagFace
-from hypermargin.training import Config, job, load, train, watch
+from hypermargin.training import Config, ending, load, train, watch
 from hypermargin.training.build import build_head, resolve_head
 from hypermargin.training.evaluation import lengths_against_angles, open_parts
 from hypermargin.training.loop import Trainer
@@ -376,7 +376,8 @@ def test_lengths_against_what_images_show(tmp_path, run):
 
 @pytest.mark.parametrize(("head", "warned"), [("adaface", True), ("arcface", False)])
 def test_train_warns_where_long_features_are_those_of_poor_images(tmp_path, monkeypatch, capsys, head, warned):
-    monkeypatch.setattr(job, "lengths_against_images", lambda parts, part: {"sharpness": -0.4, "contrast": 0.1})
+    against = {"sharpness": -0.4, "contrast": 0.1}
+    monkeypatch.setattr(ending, "lengths_against_images", lambda parts, part: against)
     train(Config(**QUICK, head=head), tmp_path / "run", data=uneven())
     said = " ".join("".join(capsys.readouterr()).split())
     assert ("AdaFace takes long features for good images, and here they go with less sharpness" in said) == warned
