@@ -64,6 +64,8 @@ def test_what_a_page_becomes():
     }
     with pytest.raises(markdown.BrokenLinkError, match=r"docs/x\.md: nowhere\.md leads nowhere"):
         markdown.page("[x](nowhere.md)", "docs/x.md")
+    with pytest.raises(markdown.BrokenLinkError, match=r"docs/x\.md: tutorials is a folder, not a page"):
+        markdown.page("[x](tutorials)", "docs/x.md")
 
 
 @pytest.mark.parametrize("name", ["", *reference.public_modules()])
@@ -102,6 +104,9 @@ def test_the_reference_says_what_python_says():
     assert "def " not in page.split("```")[1]
     index = REFERENCE["index.md"]
     assert "[`hypermargin.margins`](margins.md): The margins ψ" in index
+    assert "| [`margin_softmax`](#hypermargin.margin_softmax) | Return the cross-entropy of softmax" in index
+    assert "[keras](../integrations/keras.md)" in index
+    assert "ForwardRef" not in "".join(REFERENCE.values())
     assert " at 0x" not in "".join(REFERENCE.values())  # an address: another one in every run
 
 
