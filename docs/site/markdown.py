@@ -31,6 +31,8 @@ def page(text: str, source: str) -> tuple[str, set[str]]:
         aim = os.path.normpath(PurePosixPath(source).parent / target)
         if not (ROOT / aim).exists():
             raise BrokenLinkError(f"{source}: {target} leads nowhere.")
+        if (ROOT / aim).is_dir():
+            raise BrokenLinkError(f"{source}: {target} is a folder, not a page. Link to a file in it.")
         if aim not in known:
             wanted.add(aim)
         return f"{before}{os.path.relpath(address(aim), here)}{anchor}"

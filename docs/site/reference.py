@@ -15,13 +15,15 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ForwardRef
 
 import hypermargin
+from docs.site.pages import ROOT
 
 # Packages without a page here: the command line, what several packages share, the integrations. Their frameworks
 # need not be installed. Those have pages of their own in docs/integrations, with all of their names (a test).
 NOT_PUBLIC = frozenset({"cli", "common", "integrations"})
+INTEGRATIONS = ROOT / "docs" / "integrations"
 WIDTH = 100  # of a signature, before it is broken into one parameter per line
 
 
@@ -55,9 +57,11 @@ def reference() -> dict[str, str]:
     }
     places |= {f"hypermargin.{name}": f"{name}.md" for name in modules}
     pages = {f"{name}.md": _page(module, places) for name, module in modules.items()}
-    lines = (f"- [`hypermargin.{name}`]({name}.md): {_first_line(module)}" for name, module in modules.items())
-    listed = "\n".join(lines)
-    pages["index.md"] = f"{_page(hypermargin, places)}\n## Packages and modules\n\n{listed}\n"
+    lines = [f"- [`hypermargin.{name}`]({name}.md): {_first_line(module)}" for name, module in modules.items()]
+    frameworks = (f"[{path.stem}](../integrations/{path.name})" for path in sorted(INTEGRATIONS.glob("*.md")))
+    lines.append(f"- `hypermargin.integrations`, a page for each framework: {', '.join(frameworks)}")
+    listed = "\n".join(["## Packages and modules\n", *lines, ""])
+    pages["index.md"] = _page(hypermargin, places, listed)
     return pages
 
 
@@ -69,8 +73,7 @@ def undocumented() -> list[str]:
         found += [] if module.__doc__ else [name]
         for each in public_names(module):
             value = getattr(module, each)
-            text = _own_doc(value) if inspect.isclass(value) else getattr(value, "__doc__", "")
-            if (inspect.isclass(value) or inspect.isfunction(value)) and not text:
+            if (inspect.isclass(value) or inspect.isfunction(value)) and not _own_doc(value):
                 found.append(anchor(module, each))
     return found
 
@@ -80,13 +83,23 @@ def anchor(module: ModuleType, name: str) -> str:
     return f"{module.__name__}.{name}"
 
 
-def _page(module: ModuleType, places: dict[str, str]) -> str:
+def _page(module: ModuleType, places: dict[str, str], after_the_names: str = "") -> str:
+    named = [(name, getattr(module, name)) for name in public_names(module)]
+    named = [(name, value) for name, value in named if not inspect.ismodule(value)]
+    rows = [f"| [`{name}`](#{anchor(module, name)}) | {_summary(value, places)} |" for name, value in named]
     parts = [f"# {module.__name__}\n", _prose(inspect.getdoc(module) or "", places)]
-    for name in public_names(module):
-        value = getattr(module, name)
-        if not inspect.ismodule(value):
-            parts += _entry(module, name, value, places)
+    parts += ["\n".join(["| name | what it is |", "|---|---|", *rows, ""]), after_the_names]
+    for name, value in named:
+        parts += _entry(module, name, value, places)
     return "\n".join(parts)
+
+
+def _summary(value: Any, places: dict[str, str]) -> str:
+    """Return the first paragraph of a docstring as a cell of a table; of a constant, its type."""
+    if not (inspect.isclass(value) or inspect.isroutine(value)):
+        return f"`{type(value).__name__}`"
+    first = re.split(r"\n\s*\n", _own_doc(value))[0]
+    return _prose(" ".join(first.split()), places).strip().replace("|", "\\|")
 
 
 def _entry(module: ModuleType, name: str, value: Any, places: dict[str, str]) -> Iterator[str]:
@@ -120,10 +133,10 @@ def _class(path: str, name: str, kind: type, places: dict[str, str]) -> Iterator
         yield _prose(text, places)
 
 
-def _own_doc(kind: type) -> str:
-    """Return the class's docstring, and not the signature that dataclasses put where there is none."""
-    text = inspect.cleandoc(kind.__doc__ or "")
-    return "" if text.startswith(f"{kind.__name__}(") else text
+def _own_doc(value: Any) -> str:
+    """Return its docstring, and not the signature that dataclasses put where there is none."""
+    text = inspect.cleandoc(value.__doc__ or "")
+    return "" if text.startswith(f"{value.__name__}(") else text
 
 
 def _fields(kind: type, places: dict[str, str]) -> str:
@@ -191,6 +204,8 @@ def _default(value: Any, longest: int = 40) -> str:
 
 
 def _annotation(annotation: Any) -> str:
+    if isinstance(annotation, ForwardRef):
+        return annotation.__forward_arg__
     return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
 
 

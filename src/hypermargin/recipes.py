@@ -190,7 +190,7 @@ FAMILY: dict[str, Recipe] = {
         "am-softmax",
         boundary="cos θ1 − m = cos θ2", width="2·asin(m / (2 sin(θ12/2)))",
         good="one subtraction; slope 1 everywhere; steady",
-        bad="band widens as classes come closer: infeasible for m > 1 − cos θ12",
+        bad="band widens as classes come closer, to the whole arc for m > 1 − cos θ12",
         paper="Wang et al. 2018, arXiv:1801.05599",
     ),
     "cosface": _classic(

@@ -120,6 +120,28 @@ def test_block(block):
         assert printed.rstrip() == block.expected.rstrip()
 
 
+def taken_for_structure(text):
+    """Lines of prose that happen to begin with > or with a number and a point: quotations or items to Markdown."""
+    text, last, before = re.sub(r"^(`{3,}).*?^\1", "", text, flags=re.M | re.S), 0, ""
+    for line in text.splitlines():
+        item = re.match(r" *(\d+)[.)] ", line)
+        number = int(item[1]) if item else None
+        quotation = line.startswith(">") and before.strip() and not before.startswith(">")
+        if quotation or number not in (None, 1, last + 1):
+            yield line
+        last, before = last if number is None else number, line
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_prose_stays_prose(path):
+    assert not list(taken_for_structure(path.read_text(encoding="utf-8")))
+
+
+def test_prose_that_markdown_takes_for_structure_is_seen():
+    assert list(taken_for_structure("its slope is\n0. So it\n\nfor m\n> 1 it\n")) == ["0. So it", "> 1 it"]
+    assert not list(taken_for_structure("1. one\n2. two\n\n> a\n> b\n\n```text\na\n> b\n```\n"))
+
+
 def test_blocks_are_found():
     """Else a slip in the parser would pass everything."""
     text = (

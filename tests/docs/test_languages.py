@@ -12,8 +12,8 @@ NUMBER = re.compile(r"(?<![\w.])\d+(?:[.,]\d+)*(?:e[-−]?\d+)?(?!\d| 月)")  # 
 
 
 # Chinese counts in ten thousands where English does in millions.
-LARGE = re.compile(r"([\d,.]+) ?(million|万|亿)")
-WORTH = {"million": 10**6, "万": 10**4, "亿": 10**8}
+LARGE = re.compile(r"(\d[\d,.]*) ?(k\b|million|万|亿)")
+WORTH = {"k": 10**3, "million": 10**6, "万": 10**4, "亿": 10**8}
 
 
 def sections(path):
@@ -39,6 +39,7 @@ def test_the_two_languages_say_the_same(english, chinese):
         assert numbers(one) == numbers(two), f"section {k}, counted from 0"
         assert sorted(names(one)) == sorted(names(two)), f"section {k}"
         assert pictures(one) == pictures(two), f"section {k}"
+        assert links(one) == links(two), f"section {k}"
 
 
 def names(text):
@@ -51,6 +52,12 @@ def pictures(text):
     return [name.replace("-zh.", ".") for name in re.findall(r"!\[[^]]*\]\(([^)]+)\)", text)]
 
 
+def links(text):
+    """The pages linked to in any order, a Chinese one by the name of its twin; headings differ."""
+    targets = [each for each in re.findall(r"\]\(([^)#]+)", text) if "pictures/" not in each]
+    return sorted(re.sub(r"\.zh(-CN)?\.md$", ".md", target) for target in targets)
+
+
 @pytest.mark.parametrize(("english", "chinese"), PAIRS, ids=lambda path: path.name)
 def test_each_language_links_to_the_other(english, chinese):
     assert f"[中文]({chinese.name})" in english.read_text(encoding="utf-8").split("\n## ")[0]
@@ -59,7 +66,8 @@ def test_each_language_links_to_the_other(english, chinese):
 
 def test_what_is_written_in_chinese():
     names = {path.name for _, path in PAIRS}
-    assert names >= {f"{page}.zh.md" for page in ("derivation", "snippets", "questions", "errata", "findings")}
+    pages = "derivation", "snippets", "questions", "errata", "findings", "family"
+    assert names >= {f"{page}.zh.md" for page in pages}
 
 
 def test_a_number_that_differs_is_seen():

@@ -1,13 +1,17 @@
 """The site: every page has a place, every link leads somewhere, and no public name is left out of the reference."""
 
 import ast
+import functools
 import importlib
 import importlib.util
 import inspect
 import re
+import threading
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import torch
+from browser import AT_HOME, DESKTOP, PHONE
 
 from docs.site import markdown, notebooks, pages, reference
 
@@ -64,6 +68,8 @@ def test_what_a_page_becomes():
     }
     with pytest.raises(markdown.BrokenLinkError, match=r"docs/x\.md: nowhere\.md leads nowhere"):
         markdown.page("[x](nowhere.md)", "docs/x.md")
+    with pytest.raises(markdown.BrokenLinkError, match=r"docs/x\.md: tutorials is a folder, not a page"):
+        markdown.page("[x](tutorials)", "docs/x.md")
 
 
 @pytest.mark.parametrize("name", ["", *reference.public_modules()])
@@ -102,6 +108,9 @@ def test_the_reference_says_what_python_says():
     assert "def " not in page.split("```")[1]
     index = REFERENCE["index.md"]
     assert "[`hypermargin.margins`](margins.md): The margins ψ" in index
+    assert "| [`margin_softmax`](#hypermargin.margin_softmax) | Return the cross-entropy of softmax" in index
+    assert "[keras](../integrations/keras.md)" in index
+    assert "ForwardRef" not in "".join(REFERENCE.values())
     assert " at 0x" not in "".join(REFERENCE.values())  # an address: another one in every run
 
 
@@ -115,11 +124,54 @@ def test_a_folder_with_other_things_is_not_emptied(tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
 
 
+@pytest.fixture(scope="module")
+def html(tmp_path_factory):
+    """The site, built."""
+    if importlib.util.find_spec("zensical") is None:
+        pytest.skip("needs the docs extra")
+    return importlib.import_module("docs.site.__main__").build(tmp_path_factory.mktemp("made") / "site")
+
+
+@pytest.fixture
+def address(html):
+    """Where the site is served; opened as files, its search and the frame of the explorer would be other sites."""
+    handler = functools.partial(QuietHandler, directory=html)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("zensical") is None, reason="needs the docs extra")
-def test_the_site_is_built_and_fetches_nothing(tmp_path):
-    site = importlib.import_module("docs.site.__main__")
-    html = site.build(tmp_path / "site")
+@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+def test_the_front_page_is_played_with_and_searched(browser, address, size):
+    page, problems = browser.new_page(viewport={"width": size[0], "height": size[1]}), []
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("request", lambda r: r.url.startswith((address, *AT_HOME)) or problems.append(r.url))
+    page.goto(f"{address}/index.html")
+    explorer = page.frame_locator("iframe.explorer")
+    band = explorer.get_by_text(re.compile(r"A band of [\d.]+° keeps"))
+    before = band.inner_text()
+    explorer.locator("input[type=range]").nth(1).press("ArrowRight")
+    assert band.inner_text() != before
+    assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
+    page.locator("h1").click()  # keys go to the page, not to the explorer
+    page.keyboard.press("Control+k")
+    for words, found in (("create_head", "#hypermargin.create_head"), ("间隔带", "/derivation.zh.html")):
+        page.keyboard.press("Control+a")
+        page.keyboard.type(words)
+        page.locator(f"[role=option][href*='{found}']").first.wait_for()
+    page.close()
+    assert not problems
+
+
+@pytest.mark.slow
+def test_the_site_has_every_page_and_fetches_nothing(html):
     for source in pages.sources():
         assert (html / pages.address(source)).with_suffix(".html").exists()
     margins = (html / "api" / "margins.html").read_text(encoding="utf-8")
