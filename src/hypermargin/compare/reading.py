@@ -63,7 +63,7 @@ def _other(measure: Measure, cells: Mapping[str, Cell]) -> str:
     if best is not None:
         return f"By {measure.title}, {best} is ahead of every other head ({cells[best].text(measure)})."
     if behind:
-        return f"By {measure.title}, the first cannot be told apart; behind them: {_named(behind)}."
+        return f"By {measure.title}, the others cannot be told apart; behind them by more than the seeds vary: {_named(behind)}."
     if any(cell.mark for cell in cells.values()):
         return f"By {measure.title}, no head can be told apart from the first."
     return ""
