@@ -63,7 +63,8 @@ def _other(measure: Measure, cells: Mapping[str, Cell]) -> str:
     if best is not None:
         return f"By {measure.title}, {best} is ahead of every other head ({cells[best].text(measure)})."
     if behind:
-        return f"By {measure.title}, the others cannot be told apart; behind them by more than the seeds vary: {_named(behind)}."
+        text = f"By {measure.title}, behind the first by more than the seeds vary: {_named(behind)}"
+        return f"{text}; the others cannot be told apart from it."
     if any(cell.mark for cell in cells.values()):
         return f"By {measure.title}, no head can be told apart from the first."
     return ""
