@@ -95,7 +95,7 @@ def _promise(found: Table) -> list[str]:
     low = {head: cell for head, cell in found.get("met", {}).items() if cell.mean < 0.5}
     if not low:
         return []
-    parts = ", ".join(f"{head} {cell.text(met)}" for head, cell in low.items())
+    parts = ", ".join(f"{head} ({cell.text(met)})" for head, cell in low.items())
     return [
         f"Fewer than half of the training samples meet the margin with {parts}: it asks for more than was learned "
         "in this budget. More epochs, or a smaller m, would show which of the two is to blame."

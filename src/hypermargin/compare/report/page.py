@@ -83,11 +83,12 @@ def _summary(found: Comparison) -> str:
     train, test = data["parts"]["train"], data["parts"]["test"]
     whom = f"{test[1]:,} other identities, never trained," if data["open_set"] else "the same classes"
     config = found.decided
+    today = now()[:10].replace("-", "\u2011")  # on one line
     seeds, epochs = counted(found.plan.seeds, "seed"), counted(config.epochs or 0, "epoch")
     return (
         f"{train[0]:,} samples of {train[1]:,} identities to train, {test[0]:,} of {whom} to test "
         f"(first seed). {seeds} of each head, {epochs}, batches of {config.batch}, "
-        f"{config.dim} dimensions. {now()[:10]}."
+        f"{config.dim} dimensions. {today}."
     )
 
 
