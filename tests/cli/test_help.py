@@ -2,10 +2,13 @@
 
 import os
 import re
+import shlex
 
 import pytest
 from test_flags_in_words import ALL
+from typer.main import get_command
 
+from hypermargin.cli import app
 from hypermargin.cli._flags import GROUPS, setting_flags
 from hypermargin.recipes import FAMILY
 from hypermargin.training import Config
@@ -91,3 +94,16 @@ def test_a_shell_completes_commands_flags_and_values(run, monkeypatch):
     assert "--lr-warmup" in completed("hypermargin train --lr-w")
     assert completed("hypermargin train --head arcf") == ["arcface"]
     assert completed("hypermargin train --on-bad s") == ["skip"]
+
+
+@pytest.mark.parametrize("command", ["", *ALL])
+def test_examples_are_commands(pages, command):
+    """Every example can be copied: its flags are there, and no word is left over."""
+    whole = pages(command, WIDE).replace(" \\\n", " ")  # a long line goes on below
+    examples = [line.strip() for line in whole.splitlines() if line.startswith("  hypermargin ")]
+    for example in examples:
+        found, arguments = get_command(app), shlex.split(example)[1:]
+        while hasattr(found, "commands"):
+            found, arguments = found.commands[arguments[0]], arguments[1:]
+        _, rest, _ = found.make_parser(found.context_class(found)).parse_args(arguments)
+        assert rest == [], example

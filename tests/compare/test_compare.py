@@ -27,6 +27,7 @@ from hypermargin.compare.numbers import MEASURES, chance, column, table
 from hypermargin.compare.plan import Run
 from hypermargin.compare.reading import reading
 from hypermargin.compare.report.pictures import side_by_side, together
+from hypermargin.compare.report.tables import settings
 from hypermargin.margins import ArcFace, SphereFace
 from hypermargin.schedule import MarginWarmup
 from hypermargin.training import Config, RunError
@@ -349,6 +350,14 @@ def test_the_report_is_one_file_that_names_no_machine(done):
     assert os.fspath(done.plan.settings["data"]) not in text
     for head in done.plan.heads:
         assert text.count(head) > 3
+
+
+def test_the_report_says_what_was_decided_where_nothing_was_given(done):
+    open_still = {name: value for name, value in done.plan.settings.items() if name != "batch"}
+    found = dataclasses.replace(done, plan=dataclasses.replace(done.plan, settings=open_still))
+    assert "<dt>batch</dt><dd>32, by default</dd>" in settings(found)
+    assert "<dt>batch</dt><dd>32</dd>" in settings(done)
+    assert "<dt>data</dt><dd>bars.npz</dd>" in settings(done)
 
 
 def test_the_report_in_a_browser(done, browser, tmp_path):

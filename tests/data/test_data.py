@@ -315,6 +315,10 @@ def test_from_arrays_and_back(tmp_path):
     assert np.array_equal(back.samples, mine.samples)
     assert (back.labels.tolist(), back.classes) == (mine.labels.tolist(), mine.classes)
     assert ("samples", "6 vectors of 4 (float32)") in summary(mine)
+    assert ("identities", "2, 3 samples each") in summary(mine)
+    assert ("identities", "2, 2 to 3 samples each, 2.5 typical") in summary(
+        data.from_arrays(mine.samples[:5], np.asarray(list("babab")))
+    )
     with pytest.raises(DataError, match="only images can be shown"):
         montage(mine)
     digits = data.digits()

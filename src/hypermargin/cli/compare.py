@@ -28,7 +28,7 @@ Examples:
   hypermargin compare
   hypermargin compare --data photos/ --head softmax --head cosface --head arcface --epochs 20 --seeds 5
   hypermargin compare --data photos/ --head arcface:m=0.2 --head arcface:m=0.4 --out comparisons/margins
-  hypermargin compare --out comparisons/margins --head arcface:m=0.6 --resume     one head more
+  hypermargin compare --out comparisons/margins --head arcface:m=0.6 --resume
 """
 
 

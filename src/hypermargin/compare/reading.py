@@ -63,7 +63,8 @@ def _other(measure: Measure, cells: Mapping[str, Cell]) -> str:
     if best is not None:
         return f"By {measure.title}, {best} is ahead of every other head ({cells[best].text(measure)})."
     if behind:
-        return f"By {measure.title}, the first cannot be told apart; behind them: {_named(behind)}."
+        text = f"By {measure.title}, behind the first by more than the seeds vary: {_named(behind)}"
+        return f"{text}; the others cannot be told apart from it."
     if any(cell.mark for cell in cells.values()):
         return f"By {measure.title}, no head can be told apart from the first."
     return ""
@@ -94,7 +95,7 @@ def _promise(found: Table) -> list[str]:
     low = {head: cell for head, cell in found.get("met", {}).items() if cell.mean < 0.5}
     if not low:
         return []
-    parts = ", ".join(f"{head} {cell.text(met)}" for head, cell in low.items())
+    parts = ", ".join(f"{head} ({cell.text(met)})" for head, cell in low.items())
     return [
         f"Fewer than half of the training samples meet the margin with {parts}: it asks for more than was learned "
         "in this budget. More epochs, or a smaller m, would show which of the two is to blame."

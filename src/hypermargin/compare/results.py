@@ -17,6 +17,7 @@ from hypermargin.compare.numbers import MEASURES, Cell, table
 from hypermargin.compare.plan import Plan, Run
 from hypermargin.compare.reading import reading
 from hypermargin.files import write_text
+from hypermargin.training.config import Config, from_dict, read_toml
 from hypermargin.training.run import read_json
 
 
@@ -55,6 +56,14 @@ class Comparison:
     def report(self) -> Path:
         """The one file to look at."""
         return self.folder / "report.html"
+
+    @cached_property
+    def decided(self) -> Config:
+        """The settings of a run that was started, with nothing left open; all runs have the same data."""
+        runs = self.plan.runs(self.folder)
+        saved = (run.folder / "config.toml" for run in runs)
+        path = next((path for path in saved if path.exists()), None)
+        return runs[0].config if path is None else from_dict(read_toml(path), str(path))
 
     @cached_property
     def table(self) -> dict[str, dict[str, Cell]]:

@@ -20,10 +20,7 @@ def summary(data: Data, most: int | None = None) -> list[tuple[str, str]]:
     dtype = data.samples.dtype if isinstance(data.samples, np.ndarray) else "uint8, in files"
     lines = [
         ("samples", f"{len(data):,} {kind} of {'×'.join(map(str, data.shape))} ({dtype})"),
-        (
-            "identities",
-            f"{len(data.classes):,}, {counts.min()} to {counts.max()} samples each, {np.median(counts):g} typical",
-        ),
+        ("identities", f"{len(data.classes):,}, {_samples_each(counts)}"),
         ("task", "open set: identities of the test unseen in training" if data.open_set else "closed set"),
     ]
     if data.parts is not None:
@@ -41,6 +38,14 @@ def summary(data: Data, most: int | None = None) -> list[tuple[str, str]]:
     if most is not None and len(data.bad) > most:
         lines.append(("left out", f"{len(data.bad) - most:,} more, {len(data.bad):,} in all"))
     return lines
+
+
+def _samples_each(counts: Array) -> str:
+    """Say how many samples identities have."""
+    low, high = int(counts.min()), int(counts.max())
+    if low == high:
+        return f"{low:,} {'sample' if low == 1 else 'samples'} each"
+    return f"{low:,} to {high:,} samples each, {np.median(counts):g} typical"
 
 
 def write_bad(bad: Sequence[Bad], path: Path) -> None:

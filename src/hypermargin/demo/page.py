@@ -135,12 +135,18 @@ def _texts(found: Findings) -> str:
         "left": f"{apart - math.degrees(0.5):.0f}",
     }  # fmt: skip
     # A browser may break a line at any hyphen; "--" must stay with what it is of.
-    commands = re.sub(r"\S+", r"<span>\g<0></span>", escape(COMMANDS))
-    changed, moved, after = (
-        f"<div><h3>{_both(key)}</h3><p>{_both(f'{key}_text', **numbers)}</p>{rest}</div>"
-        for key, rest in (("changed", ""), ("moved", ""), ("next", f"<pre>{commands}</pre>"))
+    whole = re.sub(r"\S+", r"<span>\g<0></span>", escape(COMMANDS))
+    commands = "".join(f"<div>{line}</div>" for line in whole.splitlines())
+    gathered = found.closer("advised", "large") and found.closer("margin", "advised")
+    paragraphs = (
+        ("changed", ["changed_text"], ""),
+        ("moved", ["moved_seen", "moved_text"] if gathered else ["moved_text"], ""),
+        ("next", ["next_text"], f"<pre>{commands}</pre>"),
     )
-    return changed + moved + after
+    return "".join(
+        f"<div><h3>{_both(title)}</h3><p>{_both(*keys, **numbers)}</p>{rest}</div>"
+        for title, keys, rest in paragraphs
+    )
 
 
 # ---- many classes ---------------------------------------------------------------------------------------------

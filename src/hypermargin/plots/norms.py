@@ -66,4 +66,4 @@ class NormsDisplay(Display):
         ax.plot(x, y, "o-", color=look(ax).red, linewidth=1.8, markersize=5, label=f"means of fifths{words}")
         ax.ticklabel_format(useOffset=False)
         dress(ax, xlabel="length of the feature", ylabel="cosine to own center", title="Length and fit")
-        legend(ax, loc="best")
+        legend(ax, loc="upper center", bbox_to_anchor=(0.5, -0.16))

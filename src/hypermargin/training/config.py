@@ -153,7 +153,7 @@ class Config:
         None, "default 0.05 (adamw; 3 if features have free length), 5e-4 (sgd)", low=0, high=MUCH
     )
     head_weight_decay: float | None = setting(
-        None, "weight decay of the head; default weight_decay (fused-sgd beside adamw: 5e-4)", low=0, high=MUCH
+        None, "weight decay of the head; default the network's (fused-sgd beside adamw: 5e-4)", low=0, high=MUCH
     )
     momentum: float = setting(0.9, "of sgd and fused-sgd", low=0, high=1.0)
     lr_schedule: str = setting("cosine", "how the rate falls", choices=RATES)

@@ -16,7 +16,6 @@ from hypermargin.files import write_text
 from hypermargin.plots import Display, explorer
 from hypermargin.plots.html import as_json, colours, document, picture_colours
 from hypermargin.plots.style import Framed
-from hypermargin.training.config import Config, from_dict, read_toml
 
 MOST_WIDE = 4.4  # inches
 SMALL = (4.2, 3.4)  # inches, of a picture that stands in a row
@@ -83,20 +82,14 @@ def _summary(found: Comparison) -> str:
         return "No run has finished."
     train, test = data["parts"]["train"], data["parts"]["test"]
     whom = f"{test[1]:,} other identities, never trained," if data["open_set"] else "the same classes"
-    config = _decided(found)
+    config = found.decided
+    today = now()[:10].replace("-", "\u2011")  # on one line
     seeds, epochs = counted(found.plan.seeds, "seed"), counted(config.epochs or 0, "epoch")
     return (
         f"{train[0]:,} samples of {train[1]:,} identities to train, {test[0]:,} of {whom} to test "
         f"(first seed). {seeds} of each head, {epochs}, batches of {config.batch}, "
-        f"{config.dim} dimensions. {now()[:10]}."
+        f"{config.dim} dimensions. {today}."
     )
-
-
-def _decided(found: Comparison) -> Config:
-    """Return the settings of a run that was started, with nothing left open; all runs have the same data."""
-    saved = (run.folder / "config.toml" for run in found.plan.runs(found.folder))
-    path = next(path for path in saved if path.exists())
-    return from_dict(read_toml(path), str(path))
 
 
 def _section(key: str, title: str, content: str) -> str:

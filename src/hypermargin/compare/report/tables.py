@@ -126,14 +126,12 @@ def settings(found: Comparison) -> str:
         for head, seeds in found.measured.items()
         for about in list(seeds.values())[:1]
     )
-    config = found.plan.runs(found.folder)[0].config
-    changed = {
-        **{k: getattr(config, k) for k in ("data", "model", "epochs", "batch", "dim")},
-        **found.plan.settings,
-    }
+    given = found.plan.settings
+    names = dict.fromkeys(("data", "model", "epochs", "batch", "dim", *given))
+    values = {name: given.get(name, getattr(found.decided, name)) for name in names}
+    paths = {name: Path(str(values[name])).name for name in ("data", "init", "verify_images") if values.get(name)}
     lines = {
-        **{name: "chosen from the data" if value is None else value for name, value in changed.items()},
-        **{name: Path(str(changed[name])).name for name in ("data", "init", "verify_images") if changed.get(name)},
+        **{name: _chosen(value, name in given) for name, value in (values | paths).items()},
         "runs at a time": f"{found.jobs}, {counted(found.threads, 'thread')} each" if found.jobs else "–",
         **{f"version of {name}": value for name, value in versions().items()},
     }
@@ -160,6 +158,12 @@ def _scale(about: dict[str, Any]) -> str:
 
 def _yes(value: bool) -> str:
     return "yes" if value else "no"
+
+
+def _chosen(value: Any, given: bool) -> str:
+    """Write a setting, and whether it was left to the trainer."""
+    open_still = "not chosen: no run has begun" if value is None else f"{_plain(value)}, by default"
+    return _plain(value) if given else open_still
 
 
 def _plain(value: Any) -> str:
