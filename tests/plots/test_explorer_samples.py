@@ -1,8 +1,11 @@
 """The explorer with the reader's own samples: its numbers are the library's, and what it cannot read it refuses."""
 
+import base64
+import dataclasses
 import io
 import json
 import math
+import re
 import struct
 import zipfile
 
@@ -17,6 +20,7 @@ from hypermargin import margin_softmax
 from hypermargin.cli._flags import given_settings
 from hypermargin.margins import ArcFace, Combined, SphereFace
 from hypermargin.plots import explorer
+from hypermargin.training.build import resolve_head
 from hypermargin.training.config import from_dict
 
 PAGE = explorer.page()
@@ -170,7 +174,11 @@ def refused():
         "shape": (packed(embeddings=x[0], labels=y), "rows × dimensions"),
         "labels": (packed(embeddings=x, labels=y[:9]), "400 rows, 9 labels"),
         "weight": (packed(embeddings=x, labels=y, weight=w[:, :3]), "weight must be classes × 12"),
+        "weight of texts": (packed(embeddings=x, labels=y, weight=w.astype(str)), "weight must be classes × 12"),
         "rows": (packed(embeddings=x, labels=y + 1, weight=w), "labels must be their row numbers"),
+        "one of many": (packed(embeddings=x, labels=np.eye(40)[y]), "400 rows, 400 × 40 labels"),
+        # Bytes that would be more than 512 MB as 32-bit numbers; refused before they are.
+        "numbers": (packed(True, embeddings=np.zeros((2**20, 129), np.uint8), labels=np.zeros(2**20)), "512 MB"),
         "zero": (packed(embeddings=one * 0, labels=[0, 0, 1]), "row 0 of embeddings is zero"),
         "one class": (packed(embeddings=one, labels=[0, 0, 0]), "one class only"),
         "alone": (packed(embeddings=one, labels=[0, 1, 2]), "every class has one sample only"),
@@ -187,6 +195,78 @@ def test_what_cannot_be_read_is_refused_in_words(page, case):
         content = with_labels(content)
     said = give(page, content)
     assert any(part in said for part in why.split("|")), said
+
+
+def test_numbers_of_any_size_and_labels_of_any_kind(page):
+    """float64 beyond float32, a column of labels, and row numbers that are texts."""
+    x, y, w = arrays()
+    go(page, m2=0.3, s=30)
+    give(page, packed(embeddings=x, labels=y, weight=w))
+    found = value(page, "samplesLoss")
+    for size in (1e200, 1e-200):
+        given = packed(embeddings=size * x.astype(np.float64), labels=y[:, None].astype(str), weight=w)
+        assert "400 samples, 40 classes, against the class vectors" in give(page, given)
+        assert value(page, "samplesLoss") == pytest.approx(found, rel=1e-5)
+
+
+def test_what_is_wrong_is_said_in_the_readers_language(page):
+    """What was shown before stays, and the page says so."""
+    x, y, _ = arrays()
+    give(page, packed(embeddings=x, labels=y), "first.npz")
+    said = give(page, b"hello", "second.npz")
+    assert said == (
+        "second.npz: this is no .npz file. Save one with numpy.savez(file, embeddings=…, labels=…). "
+        "Still shown: first.npz."
+    )
+    for lang, part in (("zh", "仍显示：first.npz。"), ("en", "Still shown: first.npz.")):
+        page.locator('[data-choice="lang"]').select_option(lang)
+        settle(page)
+        assert part in page.locator("[data-shows=file]").text_content()
+
+
+def a_page(**changes):
+    """The data of a run's page with twenty samples in two classes, or what is left of them."""
+    floats = lambda n: base64.b64encode(np.linspace(-0.9, 0.9, n, dtype="<f4").tobytes()).decode()  # noqa: E731
+    cloud = {"own": floats(20), "rival": floats(20), "rest": floats(300), "rows": list(range(20)), "of": 20,
+             "classes": 2, "against": "means"}  # fmt: skip
+    points = {"at": floats(60), "width": 3, "label": [0] * 20, "names": ["a"]}
+    whole = {"cloud": cloud, "points": points}
+    for place, new in changes.items():
+        part, name = place.split("_")
+        whole[part][name] = new
+    return f'<script type="application/json" id="hm-data">{json.dumps(whole)}</script>'.encode()
+
+
+def test_a_page_that_was_changed_is_refused_whole(page):
+    assert "20 samples, 2 classes" in give(page, a_page(), "good.html")
+    nan = base64.b64encode(np.full(20, np.nan, "<f4").tobytes()).decode()
+    for wrong in (
+        {"cloud_classes": None}, {"cloud_classes": "<b>"}, {"cloud_rows": None}, {"cloud_rows": [1]},
+        {"cloud_own": "@"}, {"cloud_own": nan}, {"cloud_own": ""}, {"cloud_of": {}},
+        {"points_at": ""}, {"points_width": 9}, {"points_label": {}},
+    ):  # fmt: skip
+        said = give(page, a_page(**wrong), "bad.html")
+        assert said.endswith("is damaged, or not what its name says. Still shown: good.html."), wrong
+
+
+def test_a_name_cannot_turn_the_direction_of_writing(page):
+    x, y, _ = arrays()
+    names = np.array([f"\u202eolleh\u2069{k}" for k in y])
+    give(page, packed(embeddings=x, labels=names))
+    go(page, m2=0.5, s=30, head="")
+    shown = page.locator("[data-shows-table=moved] tbody th").first.text_content()
+    assert re.fullmatch("\u2068\u202eolleh\\d+\u2069, row\\s\\d+", shown)
+
+
+@pytest.mark.slow
+def test_of_very_many_samples_some_are_drawn(page):
+    rng = np.random.default_rng(0)
+    given = packed(embeddings=rng.normal(size=(120_000, 2)).astype(np.float32), labels=np.arange(120_000) % 3)
+    said = give(page, given)
+    while "%" in said or "Reading" in said:
+        settle(page)
+        said = page.locator("[data-shows=file]").text_content()
+    assert "100,000 of 120,000 samples" in said
 
 
 def with_labels(content):
@@ -273,16 +353,40 @@ def test_what_is_copied_runs(browser, tmp_path):
             page.locator('[data-do="command"]').click()
             words = page.evaluate("copied").split()
             assert words[:4] == ["hypermargin", "train", "--data", "photos/"]
-            flags = {}
-            for flag, given in zip(words[4::2], words[5::2], strict=True):
-                flags.setdefault(flag[2:], []).append(given)
-            config = from_dict(given_settings(None, flags | {"head": flags["head"][0]}))
+            config = config_of(words)
             assert config.head == name
             assert config.set["scale"] == state.get("s", 64)
         page.locator(".hm-link").click()
         assert page.evaluate("copied") == page.evaluate("location.href")
         assert "lambda=5" in page.evaluate("copied")
         page.wait_for_function("() => document.querySelector('[data-shows=copied]').textContent.includes('link')")
+
+
+def config_of(words):
+    """Return the settings of a command as it was copied."""
+    flags = {}
+    for flag, given in zip(words[4::2], words[5::2], strict=True):
+        flags.setdefault(flag[2:], []).append(given)
+    return from_dict(given_settings(None, {k: v if k in ("set", "schedule") else v[0] for k, v in flags.items()}))
+
+
+def test_command_and_python_make_the_same_head(browser, tmp_path):
+    """With few classes in few dimensions the advisor would take another margin: the command must not ask it."""
+    with opened(browser, PAGE, tmp_path) as page:
+        page.evaluate("navigator.clipboard.writeText = async text => { window.copied = text; }")
+        for each in explorer.heads():
+            page.locator('[data-choice="head"]').select_option(each["name"])
+            settle(page)
+            page.locator('[data-do="python"]').click()
+            place = {"features": torch.randn(2, 128), "labels": torch.tensor([0, 1])}
+            exec(page.evaluate("copied"), place)
+            page.locator('[data-do="command"]').click()
+            config = dataclasses.replace(config_of(page.evaluate("copied").split()), dim=3)
+            config, _ = resolve_head(config, classes=36)
+            head = hm.create_head(config.head, 3, 36, **config.set)
+            assert head.margin == place["head"].margin, each["name"]
+            assert head.current_scale().item() == place["head"].current_scale().item(), each["name"]
+            assert config.schedule == ["paper"]
 
 
 def test_a_scale_that_is_learned_is_not_too_small(page):

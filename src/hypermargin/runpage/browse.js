@@ -53,7 +53,8 @@ function choose(changes) {
   redraw();
 }
 
-const nameOf = (k) => data.samples.names[data.samples.label[k]];
+const identity = (label) => isolated(data.samples.names[label]);
+const nameOf = (k) => identity(data.samples.label[k]);
 const rowOf = (k) => data.samples.rows[k];
 
 function drawBrowser() {
@@ -113,7 +114,10 @@ function drawRates() {
 // ---- plots ----------------------------------------------------------------------------------------------------
 
 // What is marked: the pair, or the pairs of the sample.
-const marked = () => (state.pair === null ? null : pairs[state.pair]);
+function marked() {
+  if (state.pair !== null) return [pairs[state.pair]];
+  return state.sample === null ? [] : pairs.filter((pair) => pair.rows.includes(state.sample));
+}
 
 function drawScores(t) {
   const {
@@ -139,7 +143,6 @@ function drawScores(t) {
     { class: "hp-other", points: steps(impostor, data.impostor) },
   ];
   const most = Math.max(...curves.flatMap((c) => c.points.map((p) => p[1])));
-  const pair = marked();
   chart(one('[data-plot="scores"]'), {
     x: {
       range: [low, high],
@@ -151,9 +154,11 @@ function drawScores(t) {
     curves,
     cursor: Math.max(low, Math.min(high, t)),
     height: 230,
-    dots: pair
-      ? [{ class: pair.genuine ? "hm-here hp-good" : "hm-here", at: [pair.score, 0.03 * most], r: 6 }]
-      : [],
+    dots: marked().map(({ genuine, score }) => ({
+      class: genuine ? "hm-here hp-good" : "hm-here",
+      at: [score, 0.03 * most],
+      r: 6,
+    })),
     name: say("scores_title"),
   });
 }
@@ -167,12 +172,11 @@ function drawRoc() {
     if (i) points.push([rated(i), 100 * curve.tar[i - 1]]);
     points.push([rated(i), 100 * curve.tar[i]]);
   });
-  const dotsShown = [{ class: "hm-here", at: [rated(state.t), 100 * curve.tar[state.t]], r: 5.5 }];
-  const pair = marked();
-  if (pair) {
-    const i = pointOf(pair.score);
-    dotsShown.unshift({ class: "hm-knot", at: [rated(i), 100 * curve.tar[i]], r: 6 });
-  }
+  const dotsShown = marked().map(({ score }) => {
+    const i = pointOf(score);
+    return { class: "hm-knot", at: [rated(i), 100 * curve.tar[i]], r: 6 };
+  });
+  dotsShown.push({ class: "hm-here", at: [rated(state.t), 100 * curve.tar[state.t]], r: 5.5 });
   chart(one('[data-plot="roc"]'), {
     x: {
       range: [least(), 0],
@@ -264,7 +268,7 @@ function drawNorms() {
   const alone = new Set(data.samples.alone);
   const points = [];
   dots.norm.forEach((norm, k) => alone.has(data.samples.label[k]) || points.push([norm, dots.cosine[k]]));
-  const picked = [...(marked()?.rows ?? []), ...(state.sample === null ? [] : [state.sample])];
+  const picked = state.pair === null ? [state.sample].filter((k) => k !== null) : pairs[state.pair].rows;
   const x = ranged(points.map((p) => p[0]));
   const y = ranged(
     points.map((p) => p[1]),

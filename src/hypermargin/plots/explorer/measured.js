@@ -4,14 +4,16 @@ const NODES = 15; // s = 1, √2, 2, … 128
 const WORK = 6e9; // multiplications for the rivals; with more, they are those of some of the samples
 const PATIENCE = 12; // milliseconds between two breaths
 const BINS = 512; // of the cosines, for R(s)
+const MOST_SAMPLES = 100_000; // that are drawn at every step of a slider
+const MOST_NUMBERS = MOST_BYTES / 4; // of an array, which is kept as 32-bit numbers
 const NAMES = {
   x: ["embeddings", "features"],
   y: ["labels", "label", "y"],
   w: ["weight", "weights", "centers", "prototypes"],
-  names: ["names", "paths", "files"],
 };
 
 let samples = null;
+let problem = null; // why the last file cannot be shown: its name, and a word with its values
 let under = 0; // the number of the file under way; an older one stops where it is
 
 const breathe = () => new Promise((done) => setTimeout(done));
@@ -28,15 +30,15 @@ async function openFile(file) {
     if (!still() || !found) return;
     take(found, file.name);
   } catch (error) {
-    if (still())
-      tell(
-        "file",
-        error instanceof FileError ? `${file.name}: ${error.message}` : `${file.name}: ${say("file_damaged")}`,
-      );
+    if (!still()) return;
+    const { key, values } = error instanceof FileError ? error : { key: "file_damaged", values: {} };
+    problem = { name: file.name, key, values };
+    tell("file", said());
   }
 }
 
 function take(found, name) {
+  problem = null;
   samples = { ...found, name };
   samples.strips = [samples.own, samples.rival].map(shareByAngle);
   samples.nearest = Float64Array.from(samples.rival, Math.cos);
@@ -51,6 +53,10 @@ function take(found, name) {
 }
 
 function said() {
+  if (problem) {
+    const still = samples ? ` ${say("file_still", { name: samples.name })}` : "";
+    return `${problem.name}: ${say(problem.key, problem.values)}${still}`;
+  }
   if (!samples) return say("file_none");
   const { n, of, classes, name, against } = samples;
   const some = n < of ? say("file_some", { n: count(n), of: count(of) }) : count(n);
@@ -80,20 +86,23 @@ function fromPage(text) {
 
 function fromData(page) {
   if (!page?.cloud) return null;
+  const { of, classes, rows, against } = page.cloud;
   const [own, rival, rest] = ["own", "rival", "rest"].map((name) => base64(page.cloud[name]));
-  if (rival.length !== own.length || rest.length !== NODES * own.length) refuse("file_damaged");
-  const points = page.points && { ...page.points, at: base64(page.points.at) };
+  const n = own.length;
+  const alike = n > 0 && n <= MOST_SAMPLES && rival.length === n && rest.length === NODES * n && rows?.length === n;
+  const known = [own, rival, rest].every((values) => values.every(Number.isFinite));
+  if (!alike || !known || !Number.isInteger(of) || !Number.isInteger(classes)) refuse("file_damaged");
   return {
-    n: own.length,
-    of: page.cloud.of,
-    classes: page.cloud.classes,
+    n,
+    of,
+    classes,
     own: own.map(angleOf),
     rival: rival.map(angleOf),
     rest,
-    label: (i) => say("row", { k: page.cloud.rows[i] }),
-    points: points && spaced(points.at, points.width, points.label, points.names),
+    label: (i) => say("row", { k: rows[i] }),
+    points: page.points && spaced(page.points),
     head: page.head,
-    against: page.cloud.against,
+    against,
   };
 }
 
@@ -113,43 +122,40 @@ function settingOf({ name, scale, numbers, form, lambda, unit_features: unit }) 
 
 async function fromArrays(bytes, still) {
   const zip = unzip(bytes);
-  const named = (kind) => NAMES[kind].find((name) => zip.names.includes(name));
-  const read = async (kind) => {
-    const name = named(kind);
+  const open = async (kind) => {
+    const name = NAMES[kind].find((each) => zip.names.includes(each));
     return name ? npy(await zip.read(name), name) : null;
   };
-  const given = { x: await read("x"), y: await read("y"), w: await read("w") };
-  if (!given.x || !given.y) refuse("file_arrays", { names: zip.names.slice(0, 8).join(", ") });
-  const {
-    shape: [n, d, ...more],
-    values,
-  } = given.x;
-  if (more.length || !d || n < 2 || Array.isArray(values))
-    refuse("file_shape", { shape: given.x.shape.join(" × ") });
-  if (given.y.shape.length !== 1 || given.y.values.length !== n)
-    refuse("file_labels", { n, k: given.y.values.length });
-  const x = unitRows(values, n, d, named("x"));
-  const [ids, names] = identities(given.y.values);
+  const given = { x: await open("x"), y: await open("y"), w: await open("w") };
+  if (!given.x || !given.y) refuse("file_arrays", { names: zip.names.slice(0, 8).map(isolated).join(", ") });
+  const sides = ({ shape }) => shape.join(" × ") || "1";
+  const [n, d, ...more] = given.x.shape;
+  if (more.length || !d || n < 2 || given.x.words) refuse("file_shape", { shape: sides(given.x) });
+  const [rows, columns = 1, ...others] = given.y.shape;
+  if (rows !== n || columns !== 1 || others.length) refuse("file_labels", { n, k: sides(given.y) });
+  const x = unitRows(given.x, n, d);
+  const [ids, names] = identities(given.y.read());
   let centers;
   if (given.w) {
-    const [C, width] = given.w.shape;
-    if (width !== d || C < 2) refuse("file_weight", { name: named("w"), d });
-    for (const name of names)
-      if (!Number.isInteger(name) || name < 0 || name >= C) refuse("file_rows", { C, name });
-    centers = { at: unitRows(given.w.values, C, d, named("w")), of: Int32Array.from(ids, (k) => names[k]), C };
+    const [C, width, ...more] = given.w.shape;
+    if (width !== d || C < 2 || more.length || given.w.words) refuse("file_weight", { name: given.w.name, d });
+    const row = (name) =>
+      /^\d+$/.test(name) && Number(name) < C ? Number(name) : refuse("file_rows", { C, name: isolated(String(name)) });
+    const places = names.map(row);
+    centers = { at: unitRows(given.w, C, d), of: Int32Array.from(ids, (k) => places[k]), C };
   } else {
     centers = { ...means(x, ids, names.length, d), of: ids, C: names.length };
     if (centers.C < 2) refuse("file_one_class");
   }
   const measured = await against(x, n, d, centers, still);
   if (!measured) return null;
-  const rows = measured.rows;
+  const taken = measured.rows;
   return {
     ...measured,
     of: n,
     classes: centers.C,
-    label: (i) => `${names[ids[rows[i]]]}, ${say("row", { k: rows[i] })}`,
-    points: directions(x, n, d, ids, names),
+    label: (i) => `${isolated(String(names[ids[taken[i]]]))}, ${say("row", { k: taken[i] })}`,
+    points: directions(x, n, d, ids),
     against: given.w ? "weight" : "means",
   };
 }
@@ -163,14 +169,19 @@ function identities(values) {
   return [ids, [...known.keys()]];
 }
 
-function unitRows(values, n, d, name) {
-  const found = Float32Array.from(values);
+// The rows of an array at length 1. Their largest number is taken out first: no square is too large or too small.
+function unitRows({ name, read }, n, d) {
+  if (n * d > MOST_NUMBERS) refuse("file_large", { most: MOST_BYTES / 2 ** 20 });
+  const values = read();
+  const found = values instanceof Float32Array ? values : new Float32Array(n * d);
   for (let i = 0; i < n; i++) {
-    let square = 0;
-    for (let j = i * d; j < (i + 1) * d; j++) square += found[j] * found[j];
-    if (!Number.isFinite(square) || square === 0) refuse("file_zero", { name, row: i });
-    const by = 1 / Math.sqrt(square);
-    for (let j = i * d; j < (i + 1) * d; j++) found[j] *= by;
+    const [from, to] = [i * d, (i + 1) * d];
+    let [most, square] = [0, 0];
+    for (let j = from; j < to; j++) most = Math.max(most, Math.abs(values[j]));
+    if (!Number.isFinite(most) || most === 0) refuse("file_zero", { name, row: i });
+    for (let j = from; j < to; j++) square += (values[j] / most) ** 2;
+    const length = Math.sqrt(square);
+    for (let j = from; j < to; j++) found[j] = values[j] / most / length;
   }
   return found;
 }
@@ -196,7 +207,7 @@ function means(x, ids, C, d) {
 async function against(x, n, d, { at, of, C, sizes }, still) {
   const usable = Array.from({ length: n }, (_, i) => i).filter((i) => !sizes || sizes[of[i]] > 1);
   if (usable.length === 0) refuse("file_alone");
-  const most = Math.max(64, Math.floor(WORK / (C * d)));
+  const most = Math.min(MOST_SAMPLES, Math.max(64, Math.floor(WORK / (C * d))));
   const step = Math.max(1, usable.length / most);
   const rows = Int32Array.from({ length: Math.min(usable.length, most) }, (_, i) => usable[Math.floor(i * step)]);
   const [own, rival, rest] = [
@@ -223,7 +234,7 @@ async function against(x, n, d, { at, of, C, sizes }, still) {
     }
     rival[r] = angleOf(nearest);
     smoothMaxima(rest, r, bins, nearest, tables);
-    if ((r & 15) === 0 && performance.now() - last > PATIENCE) {
+    if (performance.now() - last > PATIENCE) {
       tell("file", say("file_measuring", { share: Math.floor((100 * r) / rows.length) }));
       await breathe();
       if (!still()) return null;
@@ -258,21 +269,25 @@ function smoothMaxima(rest, r, bins, nearest, tables) {
 }
 
 const MOST_POINTS = 2500;
+const MOST_SPREAD = 2 ** 22; // numbers looked at for the directions in which they spread most
 
-function spaced(at, width, label, names) {
-  if (width === 3) return { at, label, names };
+// The points of a page, on the ball; those of a plane on its equator.
+function spaced({ at: text, width, label }) {
+  const at = base64(text);
+  if (![2, 3].includes(width) || !Array.isArray(label) || at.length !== width * label.length) refuse("file_damaged");
+  if (width === 3) return { at, label };
   const found = new Float32Array(3 * label.length);
   label.forEach((_, i) => {
     const length = Math.hypot(at[2 * i], at[2 * i + 1]) || 1;
     [found[3 * i], found[3 * i + 1]] = [at[2 * i] / length, at[2 * i + 1] / length];
   });
-  return { at: found, label, names };
+  return { at: found, label };
 }
 
 // Three dimensions as they are; of more the three in which the unit rows spread most, by power iteration.
-function directions(x, n, d, ids, names) {
-  const step = Math.max(1, n / MOST_POINTS);
-  const rows = Array.from({ length: Math.min(n, MOST_POINTS) }, (_, i) => Math.floor(i * step));
+function directions(x, n, d, ids) {
+  const most = Math.min(n, MOST_POINTS, Math.max(64, Math.floor(MOST_SPREAD / d)));
+  const rows = Array.from({ length: most }, (_, i) => Math.floor((i * n) / most));
   const at = new Float32Array(3 * rows.length);
   const label = rows.map((row) => ids[row]);
   if (d <= 3) rows.forEach((row, i) => at.set(x.subarray(row * d, (row + 1) * d), 3 * i));
@@ -303,7 +318,7 @@ function directions(x, n, d, ids, names) {
     );
     enlarge(at);
   }
-  return { at, label, names: names.map(String) };
+  return { at, label };
 }
 
 // Of many dimensions three hold little: the farthest point goes to the rim.
