@@ -12,7 +12,7 @@ from hypermargin.evaluate.report import plain
 from hypermargin.plots import explorer
 from hypermargin.plots.html import as_json, colours, document
 
-SCRIPTS = "browse.js", "pairs.js", "figures.js", "live.js", "page.js"
+SCRIPTS = "browse.js", "plots.js", "pairs.js", "figures.js", "live.js", "page.js"
 
 
 def page(data: dict[str, Any], lang: str = "en") -> str:
