@@ -40,7 +40,6 @@ function floats(text) {
   return new Float32Array(bytes.buffer);
 }
 
-const COLOURS = ["blue", "red", "green", "purple", "orange", "sky", "faint"];
 const colour = (name) => getComputedStyle(root).getPropertyValue(`--${name}`).trim();
 
 function about() {
