@@ -14,7 +14,7 @@ from explorer_page import arrays, give, go, packed, settle, value
 import hypermargin as hm
 from hypermargin import margin_softmax
 from hypermargin.cli._flags import given_settings
-from hypermargin.margins import ArcFace, Combined, SphereFace
+from hypermargin.margins import ArcFace, Combined, ExpFace, SphereFace, X2Softmax
 from hypermargin.plots import explorer
 from hypermargin.training.build import resolve_head
 from hypermargin.training.config import from_dict
@@ -44,6 +44,7 @@ def expected(x, y, w, margin, s, lam=0.0):
 SETTINGS = (
     ({"m2": 0.5, "s": 64}, ArcFace(0.5)), ({"m2": 0, "m3": 0.35, "s": 30}, Combined(1, 0, 0.35)),
     ({"m1": 4, "m2": 0, "lambda": 5, "s": 11.3}, SphereFace(4.0)), ({"m2": 0.2, "s": 1}, ArcFace(0.2)),
+    ({"form": "x2", "m2": 0, "s": 30}, X2Softmax()), ({"form": "expface", "m2": 0, "s": 64}, ExpFace()),
     ({"m1": 1.2, "m2": 0.1, "m3": 0.1, "s": 128}, Combined(1.2, 0.1, 0.1)), ({"m2": 0.3, "s": 2.5}, ArcFace(0.3)),
 )  # fmt: skip
 
