@@ -67,7 +67,7 @@ def main() -> None:
         move(shown, "m", '[data-slider="m2"] input', np.linspace(0.2, 0.8, 60))
         move(shown, "s", '[data-slider="s"] input', np.linspace(20, 80, 60))
         shown.goto(report.as_uri())
-        points = float(shown.locator("#hp-t").get_attribute("max"))
+        points = shown.evaluate("Number(document.querySelector('#hp-t').max)")
         move(shown, "threshold", "#hp-t", np.linspace(0.05 * points, 0.95 * points, 60).round())
         browser.close()
 

@@ -91,10 +91,11 @@ def _add(picture: Picture) -> None:
                     moving = frames(**given)
                     _written(out, lambda path: animate(moving, path, dark=dark))
                 elif out.suffix.lower() == ".html":
+                    from hypermargin.plots.learned import sphere
                     from hypermargin.plots.turnable import turnable
 
-                    sphere = picture.make(**given)
-                    _written(out, lambda path: turnable(sphere, path, dark=dark))
+                    seen = sphere(**given)
+                    _written(out, lambda path: turnable(seen, path, dark=dark))
                 else:
                     display = picture.make(**given)
                     _written(out, lambda path: display.save(path, dark=dark))
