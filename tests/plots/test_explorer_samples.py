@@ -1,70 +1,31 @@
-"""The explorer with the reader's own samples: its numbers are the library's, and what it cannot read it refuses."""
+"""The explorer with the reader's own samples: its numbers are the library's."""
 
-import io
+import dataclasses
 import json
 import math
-import struct
-import zipfile
 
 import numpy as np
 import pytest
 import torch
 from browser import PHONE, opened
 from command import here
+from explorer_page import arrays, give, go, packed, settle, value
 
 import hypermargin as hm
 from hypermargin import margin_softmax
 from hypermargin.cli._flags import given_settings
-from hypermargin.margins import ArcFace, Combined, SphereFace
+from hypermargin.margins import ArcFace, Combined, ExpFace, SphereFace, X2Softmax
 from hypermargin.plots import explorer
+from hypermargin.training.build import resolve_head
 from hypermargin.training.config import from_dict
 
 PAGE = explorer.page()
-
-
-def settle(page):
-    page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
-
-
-def go(page, **state):
-    page.evaluate("hash => { location.hash = hash }", "&".join(f"{k}={v}" for k, v in {"step": 1, **state}.items()))
-    settle(page)
-
-
-def arrays(seed=0, classes=40, dim=12, n=400, noise=0.5):
-    rng = np.random.default_rng(seed)
-    w = rng.normal(size=(classes, dim))
-    y = rng.integers(0, classes, n)
-    return (w[y] + noise * rng.normal(size=(n, dim))).astype(np.float32), y, w.astype(np.float32)
-
-
-def packed(compressed=False, **found):
-    file = io.BytesIO()
-    (np.savez_compressed if compressed else np.savez)(file, **found)
-    return file.getvalue()
-
-
-def give(page, content, name="mine.npz"):
-    """Open a file in the page; return what it says when it is done with it."""
-    page.evaluate("document.querySelector('[data-shows=file]').textContent = ''")
-    page.locator("input[type=file]").set_input_files({"name": name, "mimeType": "", "buffer": content})
-    page.wait_for_function(
-        "n => { const t = document.querySelector('[data-shows=file]').textContent;"
-        " return t.startsWith(n + ': '); }",
-        arg=name,
-    )
-    settle(page)
-    return page.locator("[data-shows=file]").text_content()
 
 
 @pytest.fixture(scope="module")
 def page(browser, tmp_path_factory):
     with opened(browser, PAGE, tmp_path_factory.mktemp("samples")) as found:
         yield found
-
-
-def value(page, name):
-    return json.loads(page.locator(f'[data-value-of="{name}"]').get_attribute("data-value"))
 
 
 def expected(x, y, w, margin, s, lam=0.0):
@@ -83,6 +44,7 @@ def expected(x, y, w, margin, s, lam=0.0):
 SETTINGS = (
     ({"m2": 0.5, "s": 64}, ArcFace(0.5)), ({"m2": 0, "m3": 0.35, "s": 30}, Combined(1, 0, 0.35)),
     ({"m1": 4, "m2": 0, "lambda": 5, "s": 11.3}, SphereFace(4.0)), ({"m2": 0.2, "s": 1}, ArcFace(0.2)),
+    ({"form": "x2", "m2": 0, "s": 30}, X2Softmax()), ({"form": "expface", "m2": 0, "s": 64}, ExpFace()),
     ({"m1": 1.2, "m2": 0.1, "m3": 0.1, "s": 128}, Combined(1.2, 0.1, 0.1)), ({"m2": 0.3, "s": 2.5}, ArcFace(0.3)),
 )  # fmt: skip
 
@@ -137,66 +99,6 @@ def test_dragging_says_who_gains_and_who_loses(page):
     page.locator('[data-do="pin"]').click()
     settle(page)
     assert page.locator("[data-plot=psi] .hm-pinned").count() == 0
-
-
-def member(name, content, **changes):
-    """A zip file of one member, whose central directory may lie."""
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr(name, content)
-    whole = bytearray(file.getvalue())
-    at = whole.index(b"PK\x01\x02")
-    for offset, number in changes.items():
-        struct.pack_into("<I", whole, at + int(offset[1:]), number)
-    return bytes(whole)
-
-
-def npy(array):
-    file = io.BytesIO()
-    np.save(file, array, allow_pickle=True)
-    return file.getvalue()
-
-
-def refused():
-    x, y, w = arrays()
-    one = np.ones((3, 2), np.float32)
-    whole = packed(embeddings=x, labels=y)
-    return {
-        "no zip": (b"hello", "is no .npz file"),
-        "cut off": (whole[: len(whole) // 2], "is no .npz file"),
-        "damaged": (whole[:200] + b"\xff" * 2000 + whole[2200:], "zero or not finite|damaged"),
-        "objects": (packed(embeddings=x, labels=y.astype(object)), "Arrays of objects are not read"),
-        "arrays": (packed(a=x, b=y), "it needs the arrays embeddings and labels; it holds: a, b"),
-        "shape": (packed(embeddings=x[0], labels=y), "rows × dimensions"),
-        "labels": (packed(embeddings=x, labels=y[:9]), "400 rows, 9 labels"),
-        "weight": (packed(embeddings=x, labels=y, weight=w[:, :3]), "weight must be classes × 12"),
-        "rows": (packed(embeddings=x, labels=y + 1, weight=w), "labels must be their row numbers"),
-        "zero": (packed(embeddings=one * 0, labels=[0, 0, 1]), "row 0 of embeddings is zero"),
-        "one class": (packed(embeddings=one, labels=[0, 0, 0]), "one class only"),
-        "alone": (packed(embeddings=one, labels=[0, 1, 2]), "every class has one sample only"),
-        # A bomb: it says that it unpacks to little.
-        "bomb": (member("embeddings.npy", npy(np.zeros((2000, 2000))), _24=1000), "damaged"),
-        "huge": (member("embeddings.npy", npy(one), _24=2**30), "more than 512 MB"),
-    }
-
-
-@pytest.mark.parametrize("case", refused())
-def test_what_cannot_be_read_is_refused_in_words(page, case):
-    content, why = refused()[case]
-    if case in ("bomb", "huge"):  # with labels beside it, so that it is unpacked
-        content = with_labels(content)
-    said = give(page, content)
-    assert any(part in said for part in why.split("|")), said
-
-
-def with_labels(content):
-    """Put a member labels.npy before the first of a zip file, whose directory is kept as it is."""
-    file = io.BytesIO(content)
-    with zipfile.ZipFile(file, "a") as archive:
-        sizes = {each.filename: (each.file_size, each.compress_size) for each in archive.infolist()}
-        archive.writestr("labels.npy", npy(np.arange(3)))
-    assert sizes["embeddings.npy"][0] in (1000, 2**30)
-    return file.getvalue()
 
 
 def test_the_page_of_a_run_opens_in_the_explorer(browser, tmp_path):
@@ -273,16 +175,40 @@ def test_what_is_copied_runs(browser, tmp_path):
             page.locator('[data-do="command"]').click()
             words = page.evaluate("copied").split()
             assert words[:4] == ["hypermargin", "train", "--data", "photos/"]
-            flags = {}
-            for flag, given in zip(words[4::2], words[5::2], strict=True):
-                flags.setdefault(flag[2:], []).append(given)
-            config = from_dict(given_settings(None, flags | {"head": flags["head"][0]}))
+            config = config_of(words)
             assert config.head == name
             assert config.set["scale"] == state.get("s", 64)
         page.locator(".hm-link").click()
         assert page.evaluate("copied") == page.evaluate("location.href")
         assert "lambda=5" in page.evaluate("copied")
         page.wait_for_function("() => document.querySelector('[data-shows=copied]').textContent.includes('link')")
+
+
+def config_of(words):
+    """Return the settings of a command as it was copied."""
+    flags = {}
+    for flag, given in zip(words[4::2], words[5::2], strict=True):
+        flags.setdefault(flag[2:], []).append(given)
+    return from_dict(given_settings(None, {k: v if k in ("set", "schedule") else v[0] for k, v in flags.items()}))
+
+
+def test_command_and_python_make_the_same_head(browser, tmp_path):
+    """With few classes in few dimensions the advisor would take another margin: the command must not ask it."""
+    with opened(browser, PAGE, tmp_path) as page:
+        page.evaluate("navigator.clipboard.writeText = async text => { window.copied = text; }")
+        for each in explorer.heads():
+            page.locator('[data-choice="head"]').select_option(each["name"])
+            settle(page)
+            page.locator('[data-do="python"]').click()
+            place = {"features": torch.randn(2, 128), "labels": torch.tensor([0, 1])}
+            exec(page.evaluate("copied"), place)
+            page.locator('[data-do="command"]').click()
+            config = dataclasses.replace(config_of(page.evaluate("copied").split()), dim=3)
+            config, _ = resolve_head(config, classes=36)
+            head = hm.create_head(config.head, 3, 36, **config.set)
+            assert head.margin == place["head"].margin, each["name"]
+            assert head.current_scale().item() == place["head"].current_scale().item(), each["name"]
+            assert config.schedule == ["paper"]
 
 
 def test_a_scale_that_is_learned_is_not_too_small(page):

@@ -19,6 +19,7 @@ from hypermargin.evaluate import evaluate, verification
 from hypermargin.runpage import Subject, of_embeddings, page, thumbnails, words
 from hypermargin.runpage.cloud import NODES, cloud
 from hypermargin.runpage.run import SERIES, curves
+from hypermargin.runpage.write import write_list
 
 QUICK = ("--epochs", 2, "--model", "mlp", "--batch", 16, "--threads", 1, "--workers", 0, "--no-tensorboard")
 EVIL = "</script><img src=x onerror=alert(1)>&\u2028'\"{k}"
@@ -162,6 +163,9 @@ def test_lines_of_a_log_that_are_no_numbers_are_passed_over():
         "train": {"step": [1, 2, 3], "loss": [2.0, None, 1.5]},
         "validation": {"step": [3], "eer": [0.1]},
     }
+    # The last steps of an epoch have a line of the loss alone, and the curves of the others stay.
+    ends = ['{"kind": "train", "step": 1, "loss": 2.0, "angle": 80.0}', '{"kind": "train", "step": 2, "loss": 1.5}']
+    assert curves(ends) == {"train": {"step": [1, 2], "loss": [2.0, 1.5], "angle": [80.0, None]}}
     many = [json.dumps({"kind": "train", "step": k, "loss": 1 / k}) for k in range(1, 5001)]
     steps = curves(many)["train"]["step"]
     assert len(steps) <= SERIES
@@ -248,6 +252,10 @@ def test_pairs_follow_the_threshold_and_are_marked_everywhere(browser, tmp_path)
         found.keyboard.press("ArrowRight")
         settle(found)
         assert found.locator('[data-shows="near"]').text_content().startswith("Pairs with ")
+        own = found.locator('[data-shows-list="near"] button').count()
+        assert own > 1
+        marked = [found.evaluate(marks, plot) for plot in ("scores", "roc", "norms")]
+        assert [b - a for a, b in zip(before, marked, strict=True)] == [own, own, 1], "its pairs, and itself"
         found.locator('[data-do="forget"]').click()
         settle(found)
         assert found.locator('[data-shows="near"]').text_content().startswith("At the line")
@@ -306,6 +314,35 @@ def test_the_list_is_saved_as_csv(browser, tmp_path):
     rows = list(csv.DictReader(io.StringIO(text)))
     assert [row["kind"] for row in rows].count("mislabelled") == 2
     assert {row["other"] for row in rows if row["kind"] == "mislabelled"} == {" =HYPERLINK(0)"}
+
+
+def test_a_name_is_no_formula_in_the_list_beside_the_page(tmp_path):
+    """Numbers stay as they are, and so does the column that `train --exclude` reads."""
+    look = {
+        "duplicates": [{"first": "=1+1", "second": "-2", "within": None, "between": 0.5}],
+        "mislabelled": [{"row": 3, "label": "@x", "other": "p", "own": 0.1, "theirs": 0.6}],
+        "split": [{"label": "+cmd|' /C calc'!A0", "across": 0.2}],
+    }
+    write_list(tmp_path / "list.csv", look, "=photos/{}.png".format)
+    with (tmp_path / "list.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["label"] for row in rows] == [" =1+1", " @x", " +cmd|' /C calc'!A0"]
+    assert [row["other"] for row in rows] == ["-2", "p", ""]
+    assert read_names(tmp_path / "list.csv") == ["=photos/3.png"]
+
+
+def test_names_of_any_length_and_direction(browser, tmp_path):
+    """They push no number out of sight, and what turns the direction of writing ends with the name."""
+    x, y = embeddings(identities=10, each=6, noise=0.9)
+    names = np.array([f"\u202eolleh {k}" if k % 2 else "x" * 200 + str(k) for k in y])
+    with opened(browser, page_of(x, names), tmp_path, size=PHONE) as found:
+        for name in ("confused", "refused"):
+            place = found.locator(f'[data-shows-list="{name}"]')
+            assert place.locator("tbody tr").count() > 0
+            assert place.evaluate("e => e.scrollWidth <= e.clientWidth"), name
+        shown = found.locator("#threshold").text_content() + found.locator("#look").text_content()
+        assert shown.count("\u202e") == shown.count("\u2068\u202e") > 0
+        assert shown.count("\u2068") == shown.count("\u2069")
 
 
 def test_scores_alone_have_a_page(browser, run, tmp_path):

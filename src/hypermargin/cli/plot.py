@@ -17,7 +17,7 @@ from hypermargin.plots.catalogue import Picture, pictures
 ABOUT = """Pictures: curves, decision boundaries, spheres, what a run has learned, and an interactive page.
 
 Without a name, lists them. The ending of --out chooses the format: png, svg or pdf; of features over the epochs,
-also gif or html.
+also gif or html; of the sphere also html, which can be turned.
 
 \b
 Examples:
@@ -70,23 +70,32 @@ def _written(out: Path, write: Callable[[Path], Any]) -> None:
     typer.echo(f"written: {out}")
 
 
+MORE = {"features": ("gif", "html"), "sphere": ("html",)}  # endings beside those of every picture
+
+
 def _add(picture: Picture) -> None:
     """Make a command for a picture."""
     from hypermargin.plots.style import ENDINGS
 
-    endings = (*ENDINGS, "gif", "html") if picture.name == "features" else ENDINGS
+    endings = (*ENDINGS, *MORE.get(picture.name, ()))
 
     def draw(out: Path, dark: bool, **options: Any) -> None:
         given = {name: value for name, value in options.items() if value is not None and value != []}
         with plain_errors():
             _check_ending(out, endings)
             try:
-                if out.suffix.lower() in (".gif", ".html"):
+                if picture.name == "features" and out.suffix.lower() in (".gif", ".html"):
                     from hypermargin.plots.animation import animate
                     from hypermargin.plots.learned import frames
 
                     moving = frames(**given)
                     _written(out, lambda path: animate(moving, path, dark=dark))
+                elif out.suffix.lower() == ".html":
+                    from hypermargin.plots.learned import sphere
+                    from hypermargin.plots.turnable import turnable
+
+                    seen = sphere(**given)
+                    _written(out, lambda path: turnable(seen, path, dark=dark))
                 else:
                     display = picture.make(**given)
                     _written(out, lambda path: display.save(path, dark=dark))

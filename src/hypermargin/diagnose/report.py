@@ -16,7 +16,6 @@ from hypermargin.plots import Display
 from hypermargin.plots.html import colours, document, picture_colours
 
 WIDTH = 100  # characters of a line of text
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 SCROLLS = '<p class="scrolls">The picture is wider than this window: scroll it sideways →</p>'
 ABOUT = {
     "wrong": "not the loss that was meant, or NaN",
@@ -83,7 +82,7 @@ class Report:
         """Return it as one HTML document, which needs no network and runs no script."""
         own = files(__package__).joinpath("report.css").read_text(encoding="utf-8")
         css = "\n".join((colours(":root"), own, picture_colours(".picture")))
-        return document(f"{self.title}: a diagnosis", css, self._body(), "", policy=POLICY)
+        return document(f"{self.title}: a diagnosis", css, self._body(), "")
 
     def _body(self) -> str:
         facts = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in self.facts)

@@ -218,7 +218,9 @@ class FeaturesDisplay(Display):
         away = ends - self.origin
         return ends + 0.11 * self.half * _directions(away)
 
-    def _frame(self, ax: Axes) -> None:
+    @property
+    def caption(self) -> str:
+        """What is drawn, in a few words."""
         words = [] if self.prototypes is None else ["arrows: class prototypes"]
         if self.on == "plane" and words:
             words[0] += f" × {self.stretch:g}"
@@ -226,7 +228,10 @@ class FeaturesDisplay(Display):
             words.append("petals: share of a class in each 3°")
         if self.others:
             words.append(f"{len(self.names)} of {len(self.names) + self.others:,} classes")
-        caption = "; ".join(words) if self.explained else ""
+        return "; ".join(words)
+
+    def _frame(self, ax: Axes) -> None:
+        caption = self.caption if self.explained else ""
         if self.on in ("circle", "sphere"):
             ax.text(
                 0.5, -0.01, caption, transform=ax.transAxes, ha="center", va="top", fontsize=9, color=look(ax).ink

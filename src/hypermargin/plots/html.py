@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 from dataclasses import asdict
 from html import escape
@@ -9,15 +11,26 @@ from typing import Any
 
 from hypermargin.plots.style import DARK, LIGHT, Look, recoloured
 
-# Nothing may be fetched, not even by mistake.
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; base-uri 'none'"
+# Nothing may be fetched, sent or framed, not even by mistake.
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 
 
 def document(
-    title: str, css: str, body: str, script: str, *, lang: str = "en", policy: str = POLICY, root: str = ""
+    title: str, css: str, body: str, script: str, *, lang: str = "en", fetches: bool = False, root: str = ""
 ) -> str:
-    """Return a whole HTML document; `root` are further attributes of its first element."""
-    element = f"<script>\n{script}\n</script>\n" if script else ""
+    """Return a whole HTML document; `root` are further attributes of its first element.
+
+    Its policy names the script by its hash: no other one runs in it, whatever stands in the body. With `fetches` it
+    may ask the server that it came from.
+    """
+    policy, element = POLICY, ""
+    if script:
+        script = f"\n{script}\n"
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        policy += f"; script-src 'sha256-{digest}'"
+        element = f"<script>{script}</script>\n"
+    if fetches:
+        policy += "; connect-src 'self'"
     return f"""<!doctype html>
 <html lang="{lang}"{f" {root}" if root else ""}>
 <head>

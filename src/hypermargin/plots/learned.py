@@ -85,7 +85,7 @@ def sphere(
     elevation: Annotated[float, "degrees from which the sphere is seen, above its equator"] = 25.0,
     azimuth: Annotated[float, "degrees from which it is seen, round its axis"] = 35.0,
     trust: Annotated[bool, TRUST] = False,
-) -> Display:
+) -> FeaturesDisplay:
     """Draw near dots strong, far ones faint."""
     one = snapshot(run or small_run("a-softmax", 3), part, trust=trust)
     return _features(one, "sphere", view=View(elevation, azimuth))

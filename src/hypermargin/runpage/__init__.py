@@ -9,8 +9,9 @@ Subject         embeddings, and what is known of their samples
     page.py        the document, with page.html, page.css    live.py        the page of a run under way
     write.py       all of it put together, as files          words.json     its words, in two languages
     page.js        start, words, tables, what deserves a look
-    browse.js      the threshold and its plots               pairs.js       the pairs it is wrong about
-    figures.js     curves, angles, features                  live.js        asks for the numbers of a run under way
+    browse.js      the threshold                             plots.js       its plots
+    pairs.js       the pairs it is wrong about               figures.js     curves, angles, features
+    live.js        asks for the numbers of a run under way
 """
 
 from hypermargin.runpage.content import Subject

@@ -164,16 +164,11 @@ function drawSpace() {
   const { dim, share, names, label, width } = data.points;
   const kind = dim <= 3 ? `space_${dim}` : "space_more";
   tell("space", say(kind, { share: percent(share), n: whole(label.length) }));
-  const styles = names.map((_, k) => [colour(COLOURS[k % 7]), Math.floor(k / 7) % 3]);
+  const styles = looks(colour);
   const shown = names
     .slice(0, 14)
     .map((name, k) =>
-      el(
-        "li",
-        {},
-        el("i", { class: `hp-mark hp-mark${Math.floor(k / 7) % 3}`, style: `--c:${styles[k][0]}` }),
-        name,
-      ),
+      el("li", {}, el("i", { class: `hp-mark hp-mark${styles[k][1]}`, style: `--c:${styles[k][0]}` }), name),
     );
   if (names.length > 14) shown.push(el("li", {}, say("and_more", { n: whole(names.length - 14) })));
   list("space").replaceChildren(...shown);
@@ -183,20 +178,16 @@ function drawSpace() {
   turned();
 }
 
-// Names share a style with the seventh after them, so a style is colour and mark alone: 21 of them.
-const styleOf = (k) => k % 21;
-
 let spaceAt = null;
 function spaceScene() {
-  spaceAt ??= { at: floats(data.points.at), kind: data.points.label.map(styleOf) };
-  const styles = Array.from({ length: 21 }, (_, k) => [colour(COLOURS[k % 7]), Math.floor(k / 7)]);
+  spaceAt ??= { at: floats(data.points.at), kind: data.points.label.map((k) => k % LOOKS) };
   const { at = "", names = [], width = 3 } = data.vectors ?? {};
   const vectors = floats(at);
   const arrows =
     width === data.points.width
       ? names.map((name, k) => [...vectors.subarray(width * k, width * (k + 1)), name])
       : [];
-  return { ...spaceAt, styles, arrows, ink: colour("ink"), ground: colour("ground"), faint: colour("faint") };
+  return { ...spaceAt, styles: looks(colour), arrows, ink: colour("ink"), ground: colour("ground"), faint: colour("faint") };
 }
 
 function drawPlane(canvas) {

@@ -40,7 +40,6 @@ function floats(text) {
   return new Float32Array(bytes.buffer);
 }
 
-const COLOURS = ["blue", "red", "green", "purple", "orange", "sky", "faint"];
 const colour = (name) => getComputedStyle(root).getPropertyValue(`--${name}`).trim();
 
 function about() {
@@ -108,7 +107,8 @@ function drawSettings() {
 // ---- what to look at first ------------------------------------------------------------------------------------
 
 const LISTED = 12;
-const whereOf = (row) => data.where?.[row] ?? `${row}`;
+const placeOf = (row) => data.where?.[row] ?? `${row}`;
+const whereOf = (row) => isolated(placeOf(row)); // for a sentence
 
 function picture(row) {
   const url = data.pictures?.[row];
@@ -138,7 +138,7 @@ function drawLook() {
   const shown = {
     duplicates: duplicates.map((d) =>
       card(d.rows, [
-        `${d.first} = ${d.second} ?`,
+        `${isolated(d.first)} = ${isolated(d.second)} ?`,
         say("look_between", { between: cosine(d.between), within: d.within === null ? "–" : cosine(d.within) }),
       ]),
     ),
@@ -147,14 +147,14 @@ function drawLook() {
         [m.row, m.example],
         [
           whereOf(m.row),
-          say("look_other", m),
+          say("look_other", { label: isolated(m.label), other: isolated(m.other) }),
           say("look_cosines", { own: cosine(m.own), theirs: cosine(m.theirs) }),
         ],
       ),
     ),
     split: split.map((p) =>
       card(p.rows, [
-        p.label,
+        isolated(p.label),
         say("look_groups", { a: p.sizes[0], b: p.sizes[1] }),
         say("look_across", { across: cosine(p.across) }),
       ]),
@@ -178,7 +178,7 @@ function csv() {
   const { duplicates, mislabelled, split } = data.look;
   const rows = [["kind", "label", "other", "sample", "own", "other_score"]];
   for (const d of duplicates) rows.push(["duplicate", d.first, d.second, "", d.within, d.between]);
-  for (const m of mislabelled) rows.push(["mislabelled", m.label, m.other, whereOf(m.row), m.own, m.theirs]);
+  for (const m of mislabelled) rows.push(["mislabelled", m.label, m.other, placeOf(m.row), m.own, m.theirs]);
   for (const p of split) rows.push(["split", p.label, "", `${p.sizes[0]} + ${p.sizes[1]}`, "", p.across]);
   return rows.map((row) => row.map(cell).join(",") + "\r\n").join("");
 }

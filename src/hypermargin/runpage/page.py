@@ -10,14 +10,18 @@ from typing import Any
 from hypermargin import checks
 from hypermargin.evaluate.report import plain
 from hypermargin.plots import explorer
-from hypermargin.plots.html import POLICY, as_json, colours, document
+from hypermargin.plots.html import as_json, colours, document
 
-SCRIPTS = "browse.js", "pairs.js", "figures.js", "live.js", "page.js"
+SCRIPTS = "browse.js", "plots.js", "pairs.js", "figures.js", "live.js", "page.js"
 
 
-def page(data: dict[str, Any], lang: str = "en", *, policy: str = POLICY) -> str:
-    """Return the document that shows `data`, in the language it opens in; `content` and `run` make the data."""
+def page(data: dict[str, Any], lang: str = "en") -> str:
+    """Return the document that shows `data`, in the language it opens in; `content` and `run` make the data.
+
+    With data["live"] it asks the server that it came from for the log, and has no explorer.
+    """
     checks.one_of("lang", lang, list(words()))
+    live = bool(data.get("live"))
     shared = "\n".join(explorer.asset(name) for name in ("draw.js", "sphere.js"))
     own = "\n".join(_asset(name) for name in SCRIPTS)
     css, body, script = explorer.parts(lang)
@@ -29,13 +33,13 @@ start();
 }})(document.querySelector(".hm-page"), {as_json({"lang": lang, "words": words()})},
   JSON.parse(document.getElementById("hm-data").textContent));
 """
-    below = "" if data.get("live") else f'\n<section id="explorer" aria-label="explorer">\n{body}\n</section>'
+    below = "" if live else f'\n<section id="explorer" aria-label="explorer">\n{body}\n</section>'
     whole = f"""{_asset("page.html")}{below}
 <script type="application/json" id="hm-data">{as_json(plain(data))}</script>"""
-    shared_style = explorer.asset("base.css") if data.get("live") else css
+    shared_style = explorer.asset("base.css") if live else css
     style = "\n".join((shared_style, colours(":root"), _asset("page.css")))
-    scripts = code if data.get("live") else f"{script}\n{code}"
-    return document(data["title"], style, whole, scripts, lang=explorer.TAGS[lang], policy=policy)
+    scripts = code if live else f"{script}\n{code}"
+    return document(data["title"], style, whole, scripts, lang=explorer.TAGS[lang], fetches=live)
 
 
 @cache

@@ -29,8 +29,7 @@ function drawPairs(t) {
     "kept",
     say(complete ? "kept_all" : "kept_some", { n: whole(pairs.filter((pair) => !pair.genuine).length) }),
   );
-  const pair = marked();
-  tell("picked", pair ? spoken(pair, t) : "");
+  tell("picked", state.pair === null ? "" : spoken(pairs[state.pair], t));
 }
 
 const verdict = ({ genuine, score }, t) => say(`${genuine ? "same" : "different"}_${score >= t ? "yes" : "no"}`);
@@ -85,7 +84,7 @@ function confusions(wrong, lost, allWrong, allLost) {
   const named = (key) =>
     key
       .split(",")
-      .map((k) => data.samples.names[k])
+      .map(identity)
       .join(" – ");
   const rows = (found, all) =>
     found.map(([key, [n, score]]) =>

@@ -45,8 +45,9 @@ def curves(lines: Iterable[str], most: int = SERIES) -> dict[str, dict[str, list
         if not records:
             continue
         taken = np.unique(np.linspace(0, len(records) - 1, min(most, len(records))).round().astype(int))
-        names = [name for name in records[-1] if name == "step" or _is_number(records[-1][name])]
-        series[kind] = {name: [_number(records[k].get(name)) for k in taken.tolist()] for name in names}
+        # Not every line has every number: that of an epoch's last steps may have the loss alone.
+        known = dict.fromkeys(name for record in records for name in record if _is_number(record[name]))
+        series[kind] = {name: [_number(records[k].get(name)) for k in taken.tolist()] for name in known}
     return series
 
 

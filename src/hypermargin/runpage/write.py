@@ -111,13 +111,28 @@ def file_of(parts: Parts, part: str) -> Callable[[int], str]:
 
 
 def write_list(path: Path, look: Mapping[str, Any], where: Callable[[int], str]) -> None:
-    """Write what deserves a look as a .csv file; its column `file` names samples that may be another's."""
+    """Write what deserves a look as a .csv file; its column `file` names samples that may be another's.
+
+    Names of identities are text to a spreadsheet; `file` stays as `train --exclude` reads it.
+    """
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         lines = csv.writer(file, lineterminator="\n")
         lines.writerow(HEADING)
         for d in look["duplicates"]:
-            lines.writerow(("duplicate", d["first"], d["second"], "", d["within"], d["between"]))
+            lines.writerow(("duplicate", as_text(d["first"]), as_text(d["second"]), "", d["within"], d["between"]))
         for m in look["mislabelled"]:
-            lines.writerow(("mislabelled", m["label"], m["other"], where(m["row"]), m["own"], m["theirs"]))
+            label, other = as_text(m["label"]), as_text(m["other"])
+            lines.writerow(("mislabelled", label, other, where(m["row"]), m["own"], m["theirs"]))
         for s in look["split"]:
-            lines.writerow(("split", s["label"], "", "", "", s["across"]))
+            lines.writerow(("split", as_text(s["label"]), "", "", "", s["across"]))
+
+
+def as_text(name: str) -> str:
+    """Return a name that no spreadsheet takes for a formula: a space before = + - @, but not before a number."""
+    if not name.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return name
+    try:
+        float(name)
+    except ValueError:
+        return f" {name}"
+    return name

@@ -8,9 +8,9 @@ them together. Heads and colours come from the library, words from words.json.
 
     maths.js     the formulas                    draw.js    SVG from numbers
     panels.js    what follows from the state     ladder.js  from the hinge to AM-Softmax, a step at a time
-    npz.js       arrays from a file              measured.js  where the reader's samples stand
-    samples.js   what a setting makes of them    shown.js     the panel of these samples
-    sphere.js    points that can be turned
+    npz.js       arrays from a file              opened.js    the file, or the page of a run, that the reader gives
+    measured.js  where the samples stand         samples.js   what a setting makes of them
+    shown.js     the panel of these samples      sphere.js    points that can be turned
     explorer.js  the state and its controls
 """
 
@@ -55,7 +55,7 @@ __all__ = [
 TAGS = {"en": "en", "zh": "zh-Hans"}  # what documents say of their language
 SCRIPTS = (
     "maths.js", "draw.js", "sphere.js", "panels.js", "ladder.js",
-    "npz.js", "measured.js", "samples.js", "shown.js", "explorer.js",
+    "npz.js", "measured.js", "opened.js", "samples.js", "shown.js", "explorer.js",
 )  # fmt: skip
 STYLES = "base.css", "explorer.css", "samples.css"
 

@@ -23,6 +23,10 @@ function show(x, digits = 4) {
 // A number as someone would type it.
 const plain = (x) => String(Number(x.toPrecision(6))).replace("-", "−");
 
+// A name as it stands within a sentence: signs that turn the direction of writing end with the name.
+const TURNING = /[\u0590-\u08ff\u200e\u200f\u202a-\u202e\u2066-\u2069\ufb1d-\ufefc]/;
+const isolated = (name) => (TURNING.test(name) ? `\u2068${name.replace(/[\u2066-\u2069]/g, "")}\u2069` : name);
+
 // Round numbers from low to high, about as many as asked for.
 function ticks(low, high, about, steps = [1, 2, 5, 10]) {
   const rough = (high - low) / about;

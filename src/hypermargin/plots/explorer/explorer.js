@@ -209,6 +209,7 @@ function asPython() {
 function asCommand() {
   const { name, numbers, lambda } = headAs();
   const given = Object.entries(numbers).map(([key, value]) => `--set ${key}=${value}`);
+  given.unshift("--settings paper"); // else the advisor fits m to the number of classes and dimensions
   if (lambda) given.push(`--schedule lambda:base=${lambda},floor=${lambda}`);
   return ["hypermargin train --data photos/", `--head ${name}`, ...given].join(" ");
 }

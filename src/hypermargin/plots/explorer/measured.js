@@ -1,179 +1,11 @@
-// Where the reader's samples stand, measured from the arrays of a file or read from the page of a run.
+// Where the reader's samples stand to their own class and to the others, and the directions in which they spread.
 
 const NODES = 15; // s = 1, √2, 2, … 128
 const WORK = 6e9; // multiplications for the rivals; with more, they are those of some of the samples
 const PATIENCE = 12; // milliseconds between two breaths
 const BINS = 512; // of the cosines, for R(s)
-const NAMES = {
-  x: ["embeddings", "features"],
-  y: ["labels", "label", "y"],
-  w: ["weight", "weights", "centers", "prototypes"],
-  names: ["names", "paths", "files"],
-};
-
-let samples = null;
-let under = 0; // the number of the file under way; an older one stops where it is
 
 const breathe = () => new Promise((done) => setTimeout(done));
-
-async function openFile(file) {
-  const mine = ++under;
-  const still = () => mine === under;
-  try {
-    tell("file", say("file_reading", { name: file.name }));
-    if (file.size > MOST_BYTES) refuse("file_large", { most: MOST_BYTES / 2 ** 20 });
-    const found = /\.html?$/i.test(file.name)
-      ? fromPage(await file.text())
-      : await fromArrays(new Uint8Array(await file.arrayBuffer()), still);
-    if (!still() || !found) return;
-    take(found, file.name);
-  } catch (error) {
-    if (still())
-      tell(
-        "file",
-        error instanceof FileError ? `${file.name}: ${error.message}` : `${file.name}: ${say("file_damaged")}`,
-      );
-  }
-}
-
-function take(found, name) {
-  samples = { ...found, name };
-  samples.strips = [samples.own, samples.rival].map(shareByAngle);
-  samples.nearest = Float64Array.from(samples.rival, Math.cos);
-  room = null;
-  tell("file", said());
-  if (found.head) Object.assign(state, settingOf(found.head));
-  state.classes = allowed("classes", found.classes) ?? state.classes; // whether s is large enough depends on them
-  forgetHead();
-  one('[data-panel="samples"]').dataset.has = "samples";
-  measure(all("svg[data-plot]")); // the panel's own was not laid out before
-  redraw();
-}
-
-function said() {
-  if (!samples) return say("file_none");
-  const { n, of, classes, name, against } = samples;
-  const some = n < of ? say("file_some", { n: count(n), of: count(of) }) : count(n);
-  return say("file_shown", {
-    name,
-    n: some,
-    classes: count(classes),
-    against: say(against === "weight" ? "against_weight" : "against_means"),
-  });
-}
-
-const count = (x) => x.toLocaleString(state.lang === "zh" ? "zh-CN" : "en-US");
-
-// A page of a run: its data are JSON in a script element that is not run.
-function fromPage(text) {
-  const start = text.indexOf('<script type="application/json" id="hm-data"' + ">");
-  const end = text.indexOf("<" + "/script>", start);
-  if (start < 0 || end < 0) refuse("file_no_page");
-  let page;
-  try {
-    page = JSON.parse(text.slice(text.indexOf(">", start) + 1, end));
-  } catch {
-    refuse("file_damaged");
-  }
-  return fromData(page) ?? refuse("file_no_samples");
-}
-
-function fromData(page) {
-  if (!page?.cloud) return null;
-  const [own, rival, rest] = ["own", "rival", "rest"].map((name) => base64(page.cloud[name]));
-  if (rival.length !== own.length || rest.length !== NODES * own.length) refuse("file_damaged");
-  const points = page.points && { ...page.points, at: base64(page.points.at) };
-  return {
-    n: own.length,
-    of: page.cloud.of,
-    classes: page.cloud.classes,
-    own: own.map(angleOf),
-    rival: rival.map(angleOf),
-    rest,
-    label: (i) => say("row", { k: page.cloud.rows[i] }),
-    points: points && spaced(points.at, points.width, points.label, points.names),
-    head: page.head,
-    against: page.cloud.against,
-  };
-}
-
-const base64 = (text) => new Float32Array(Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).buffer);
-const angleOf = (cosine) => Math.acos(Math.max(-1, Math.min(1, cosine)));
-
-// Where the sliders go: to the margin and the scale of the run, as far as they can say them.
-function settingOf({ name, scale, numbers, form, lambda, unit_features: unit }) {
-  const preset = headOf(name);
-  const found = { head: preset ? name : "", s: (unit ? allowed("s", scale) : preset?.s) ?? state.s };
-  if (!numbers && !form) return { ...found, head: "" }; // a margin that the sliders cannot say: the scale alone
-  const [m1, m2, m3] = numbers ?? [1, 0, 0];
-  const given = { m1, m2, m3, lambda, form };
-  for (const key in given) found[key] = allowed(key, given[key]) ?? state[key];
-  return found;
-}
-
-async function fromArrays(bytes, still) {
-  const zip = unzip(bytes);
-  const named = (kind) => NAMES[kind].find((name) => zip.names.includes(name));
-  const read = async (kind) => {
-    const name = named(kind);
-    return name ? npy(await zip.read(name), name) : null;
-  };
-  const given = { x: await read("x"), y: await read("y"), w: await read("w") };
-  if (!given.x || !given.y) refuse("file_arrays", { names: zip.names.slice(0, 8).join(", ") });
-  const {
-    shape: [n, d, ...more],
-    values,
-  } = given.x;
-  if (more.length || !d || n < 2 || Array.isArray(values))
-    refuse("file_shape", { shape: given.x.shape.join(" × ") });
-  if (given.y.shape.length !== 1 || given.y.values.length !== n)
-    refuse("file_labels", { n, k: given.y.values.length });
-  const x = unitRows(values, n, d, named("x"));
-  const [ids, names] = identities(given.y.values);
-  let centers;
-  if (given.w) {
-    const [C, width] = given.w.shape;
-    if (width !== d || C < 2) refuse("file_weight", { name: named("w"), d });
-    for (const name of names)
-      if (!Number.isInteger(name) || name < 0 || name >= C) refuse("file_rows", { C, name });
-    centers = { at: unitRows(given.w.values, C, d, named("w")), of: Int32Array.from(ids, (k) => names[k]), C };
-  } else {
-    centers = { ...means(x, ids, names.length, d), of: ids, C: names.length };
-    if (centers.C < 2) refuse("file_one_class");
-  }
-  const measured = await against(x, n, d, centers, still);
-  if (!measured) return null;
-  const rows = measured.rows;
-  return {
-    ...measured,
-    of: n,
-    classes: centers.C,
-    label: (i) => `${names[ids[rows[i]]]}, ${say("row", { k: rows[i] })}`,
-    points: directions(x, n, d, ids, names),
-    against: given.w ? "weight" : "means",
-  };
-}
-
-function identities(values) {
-  const known = new Map();
-  const ids = Int32Array.from(values, (value) => {
-    if (!known.has(value)) known.set(value, known.size);
-    return known.get(value);
-  });
-  return [ids, [...known.keys()]];
-}
-
-function unitRows(values, n, d, name) {
-  const found = Float32Array.from(values);
-  for (let i = 0; i < n; i++) {
-    let square = 0;
-    for (let j = i * d; j < (i + 1) * d; j++) square += found[j] * found[j];
-    if (!Number.isFinite(square) || square === 0) refuse("file_zero", { name, row: i });
-    const by = 1 / Math.sqrt(square);
-    for (let j = i * d; j < (i + 1) * d; j++) found[j] *= by;
-  }
-  return found;
-}
 
 // The mean direction of every class; a sample alone in its class has nothing to be compared with and is left out.
 function means(x, ids, C, d) {
@@ -196,7 +28,7 @@ function means(x, ids, C, d) {
 async function against(x, n, d, { at, of, C, sizes }, still) {
   const usable = Array.from({ length: n }, (_, i) => i).filter((i) => !sizes || sizes[of[i]] > 1);
   if (usable.length === 0) refuse("file_alone");
-  const most = Math.max(64, Math.floor(WORK / (C * d)));
+  const most = Math.min(MOST_SAMPLES, Math.max(64, Math.floor(WORK / (C * d))));
   const step = Math.max(1, usable.length / most);
   const rows = Int32Array.from({ length: Math.min(usable.length, most) }, (_, i) => usable[Math.floor(i * step)]);
   const [own, rival, rest] = [
@@ -223,7 +55,7 @@ async function against(x, n, d, { at, of, C, sizes }, still) {
     }
     rival[r] = angleOf(nearest);
     smoothMaxima(rest, r, bins, nearest, tables);
-    if ((r & 15) === 0 && performance.now() - last > PATIENCE) {
+    if (performance.now() - last > PATIENCE) {
       tell("file", say("file_measuring", { share: Math.floor((100 * r) / rows.length) }));
       await breathe();
       if (!still()) return null;
@@ -258,21 +90,12 @@ function smoothMaxima(rest, r, bins, nearest, tables) {
 }
 
 const MOST_POINTS = 2500;
-
-function spaced(at, width, label, names) {
-  if (width === 3) return { at, label, names };
-  const found = new Float32Array(3 * label.length);
-  label.forEach((_, i) => {
-    const length = Math.hypot(at[2 * i], at[2 * i + 1]) || 1;
-    [found[3 * i], found[3 * i + 1]] = [at[2 * i] / length, at[2 * i + 1] / length];
-  });
-  return { at: found, label, names };
-}
+const MOST_SPREAD = 2 ** 22; // numbers looked at for the directions in which they spread most
 
 // Three dimensions as they are; of more the three in which the unit rows spread most, by power iteration.
-function directions(x, n, d, ids, names) {
-  const step = Math.max(1, n / MOST_POINTS);
-  const rows = Array.from({ length: Math.min(n, MOST_POINTS) }, (_, i) => Math.floor(i * step));
+function directions(x, n, d, ids) {
+  const most = Math.min(n, MOST_POINTS, Math.max(64, Math.floor(MOST_SPREAD / d)));
+  const rows = Array.from({ length: most }, (_, i) => Math.floor((i * n) / most));
   const at = new Float32Array(3 * rows.length);
   const label = rows.map((row) => ids[row]);
   if (d <= 3) rows.forEach((row, i) => at.set(x.subarray(row * d, (row + 1) * d), 3 * i));
@@ -303,7 +126,7 @@ function directions(x, n, d, ids, names) {
     );
     enlarge(at);
   }
-  return { at, label, names: names.map(String) };
+  return { at, label };
 }
 
 // Of many dimensions three hold little: the farthest point goes to the rim.

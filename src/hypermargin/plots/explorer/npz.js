@@ -3,9 +3,15 @@
 
 const MOST_BYTES = 2 ** 29; // of a file, and of all that is unpacked from it
 
-class FileError extends Error {}
+// Why a file cannot be read, as a word of words.json: the reader may change the language afterwards.
+class FileError extends Error {
+  constructor(key, values) {
+    super(key);
+    Object.assign(this, { key, values });
+  }
+}
 const refuse = (key, values = {}) => {
-  throw new FileError(say(key, values));
+  throw new FileError(key, values);
 };
 
 // The members of a zip file by name, each a function that unpacks it; sizes are those of the central directory.
@@ -62,12 +68,13 @@ async function inflate(content, size) {
     }
   } catch (error) {
     reader.cancel().catch(() => {});
-    throw error instanceof FileError ? error : new FileError(say("file_damaged"));
+    throw error instanceof FileError ? error : new FileError("file_damaged");
   }
   return at === size ? whole : refuse("file_damaged");
 }
 
-// {shape, values}: numbers as a typed array or texts as an array; rows of a table lie one after the other.
+// What an array is, by its header. `read` returns its numbers as a typed array, its texts as an array; rows of a table lie
+// one after the other.
 function npy(bytes, name) {
   if (bytes.length < 12 || bytes[0] !== 0x93 || String.fromCharCode(...bytes.subarray(1, 6)) !== "NUMPY") {
     refuse("array_damaged", { name });
@@ -91,13 +98,16 @@ function npy(bytes, name) {
   const each = type === "U" ? 4 * width : width;
   if (type === "O" || !"fiubUS".includes(type)) refuse("array_kind", { name });
   if (!Number.isSafeInteger(count) || bytes.length - from !== count * each) refuse("array_damaged", { name });
-  const content = bytes.slice(from); // on a boundary of its own
-  const values = "US".includes(type)
-    ? texts(content, type, each, count, order)
-    : numbersOf(content, type, width, count, order, name);
-  if (/'fortran_order'\s*:\s*True/.test(header) && shape.length === 2)
-    return { shape, values: transposed(values, ...shape) };
-  return { shape, values };
+  const words = "US".includes(type);
+  const across = /'fortran_order'\s*:\s*True/.test(header) && shape.length === 2;
+  const read = () => {
+    const content = bytes.slice(from); // on a boundary of its own
+    const values = words
+      ? texts(content, type, each, count, order)
+      : numbersOf(content, type, width, count, order, name);
+    return across ? transposed(values, ...shape) : values;
+  };
+  return { name, shape, words, read };
 }
 
 const TYPES = {

@@ -144,8 +144,6 @@ function node(tag, ...content) {
 
 // ---- the ball -------------------------------------------------------------------------------------------------
 
-const HUES = ["blue", "red", "green", "purple", "orange", "sky", "faint"];
-
 function drawBallWords() {
   const [title, text] = samples?.points ? ["ball_samples", "ball_samples_text"] : ["ball_bands", "ball_bands_text"];
   tell("ball", say(title));
@@ -156,9 +154,8 @@ function drawBallWords() {
 function ballScene() {
   const shared = { ink: hue("ink"), ground: hue("ground"), faint: hue("faint") };
   if (samples?.points) {
-    const styles = Array.from({ length: 21 }, (_, k) => [hue(HUES[k % 7]), Math.floor(k / 7)]);
     const { at, label } = samples.points;
-    return { at, kind: Array.from(label, (k) => k % 21), styles, ...shared };
+    return { at, kind: label.map((k) => k % LOOKS), styles: looks(hue), ...shared };
   }
   // Two centers on the sphere, and whose each place is: 0 the first's, 1 the second's, 2 the band's, 3 of both.
   const theta12 = state.theta12 / DEGREES;

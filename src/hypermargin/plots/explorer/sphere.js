@@ -12,10 +12,14 @@ function eye(azimuth, elevation) {
 
 const along = (axis, x, y, z) => axis[0] * x + axis[1] * y + axis[2] * z;
 
+// Colour and mark of a class, as a number: the 22nd looks like the first again. `hue` gives the colour of a name.
+const HUES = ["blue", "red", "green", "purple", "orange", "sky", "faint"];
+const LOOKS = 3 * HUES.length;
+const looks = (hue) => Array.from({ length: LOOKS }, (_, k) => [hue(HUES[k % 7]), Math.floor(k / 7)]);
+
 // `scene` returns {at, kind, styles, arrows, names}: numbers x, y, z of each point, its style's number, and of each
 // style [colour, mark]; arrows are [x, y, z, style]. Returns a function that draws again.
-function turnable(canvas, scene, name) {
-  const view = { azimuth: 0.6, elevation: 0.35 };
+function turnable(canvas, scene, name, view = { azimuth: 0.6, elevation: 0.35 }) {
   let frame = 0;
   const again = () => {
     frame ||= requestAnimationFrame(() => {
