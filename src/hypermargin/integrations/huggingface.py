@@ -33,7 +33,7 @@ try:
     from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
     from transformers.utils import ModelOutput
 except ModuleNotFoundError as error:
-    raise missing(error, "transformers", "transformers") from None
+    raise missing(error, "transformers", "transformers", "huggingface") from None
 
 __all__ = ["HeadOutput", "WithHead", "WithHeadConfig", "restore_x_vector", "x_vector_head"]
 
