@@ -65,6 +65,9 @@ test-machines: $(READY)  ## the tests as other processors would run them; three 
 test-slow: $(READY) $(SITE)  ## the slow tests too (inductor, the site, every tutorial)
 	@$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not gpu'
 
+# It asks for an old numpy and packages of its recipes; what the tests use of it needs those of the other frameworks.
+SPEAKERLAB := speakerlab==0.0.6
+
 # Frameworks in an environment of their own, which sees .venv's packages, so that torch is the same and not replaced.
 $(EXTRA)/.ready: $(READY) requirements-integrations.txt tests/integrations/cpu_wheels.py
 	@echo "Setting up $(EXTRA) with the frameworks of hypermargin.integrations …"
@@ -73,6 +76,7 @@ $(EXTRA)/.ready: $(READY) requirements-integrations.txt tests/integrations/cpu_w
 		"$$($(EXTRA)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/hypermargin-venv.pth"
 	@$(EXTRA)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 		-r requirements-integrations.txt
+	@$(EXTRA)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps $(SPEAKERLAB)
 	@$(EXTRA)/bin/python tests/integrations/cpu_wheels.py
 	@touch $@
 
