@@ -92,7 +92,7 @@ format: $(READY)  ## apply ruff's format and its safe fixes
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-docs: $(READY)  ## write the tables of docs/family.md, docs/after-arcface.md and docs/diagnose.md
+docs: $(READY)  ## write the tables of docs/family.md, after-arcface.md, diagnose.md and integrations/
 	@$(BIN)/python docs/write_tables.py
 	@$(BIN)/python docs/write_verdicts.py
 

@@ -66,7 +66,7 @@ NEAR = {torch.float16: 2e-3, torch.bfloat16: 1e-2, torch.float32: 1e-5, torch.fl
 @over_same
 @pytest.mark.parametrize("dtype", NEAR, ids=str)
 def test_every_dtype_as_their_own_tests_have_it(name, dtype):
-    """Embeddings of length 10 on half a circle, one per degree, so that some are past π − m; W follows their dtype."""
+    """Embeddings of length 10, one per degree of half a circle, so that some are past π − m."""
     angles = torch.arange(180).double().deg2rad()
     x = (10 * torch.stack([angles.cos(), angles.sin()], 1)).to(dtype)
     y = torch.randint(C, (180,), generator=torch.Generator().manual_seed(3))

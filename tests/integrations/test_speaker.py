@@ -1,4 +1,4 @@
-"""Parts for speaker toolkits: SpeechBrain and 3D-Speaker themselves, and the protocol of WeSpeaker, which is on no index."""
+"""Parts for speaker toolkits: SpeechBrain and 3D-Speaker themselves; WeSpeaker, on no index, by its protocol."""
 
 import logging
 import math
@@ -182,11 +182,13 @@ class TestSpeechBrain:
     def test_the_example_trains_and_verifies(self, speechbrain, tmp_path, monkeypatch, capsys):
         rng, speaker = np.random.default_rng(0), np.arange(60).repeat(6)
         sound = rng.integers(0, 40, (60, 1, 40))[speaker] + rng.integers(0, 200, (len(speaker), 32, 40))
+        np.savez(tmp_path / "sound.npz", logmel_u8=sound.astype(np.uint8), speaker=speaker + 1)  # as AudioMNIST's
         flags = [str(tmp_path / "sound.npz"), "--steps", "12", "--batch-size", "32", "--tested", "4"]
         monkeypatch.setattr(sys, "argv", ["with_speechbrain.py", *flags])
         example = Path(__file__).resolve().parents[2] / "examples" / "with_speechbrain.py"
         runpy.run_path(str(example), run_name="__main__")
         before, loss, after = capsys.readouterr().out.splitlines()
+        assert before.startswith("before: EER of 20 unseen speakers ")
         rates = [float(line.removesuffix("%").split()[-1]) for line in (before, after)]
         assert all(0 <= rate <= 60 for rate in rates)  # twelve steps teach too little to say more
         assert 0 < float(loss.removeprefix("loss of the training ")) < 20

@@ -21,9 +21,7 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-def missing(
-    error: ModuleNotFoundError, module: str, package: str, extra: str | None = None
-) -> ModuleNotFoundError:
+def missing(error: ModuleNotFoundError, module: str, package: str, extra: str | None = None) -> ModuleNotFoundError:
     """Return the error for a framework that is not installed, or the error itself if it is about something else.
 
     `extra` is the name of hypermargin's extra that holds the package, if it is not the package's.

@@ -256,9 +256,8 @@ def _head(config: WithHeadConfig) -> MarginHead:
         raise ValueError(
             "config.json does not name the head, which has parts of your own: from_pretrained(…, head=head)."
         )
-    with torch.device(
-        "cpu"
-    ):  # not "meta", as from_pretrained has it: a head reads counts and margins when it is made
+    # Not on "meta", where from_pretrained makes models: a head reads counts and margins when it is made.
+    with torch.device("cpu"):
         return from_plain(config.head_spec)
 
 
