@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import multiprocessing
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -260,7 +261,7 @@ def run(
     """Measure all pairs whose package is installed, print the table and store it."""
     found: list[Row] = []
     with threads_set(threads):
-        where = surroundings()
+        where = surroundings() | {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "not set")}
         for pair in PAIRS:
             try:
                 version(pair.package)
