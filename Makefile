@@ -65,7 +65,7 @@ test-machines: $(READY)  ## the tests as other processors would run them; three 
 test-slow: $(READY) $(SITE)  ## the slow tests too (inductor, the site, every tutorial)
 	@$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not gpu'
 
-# It asks for an old numpy and packages of its recipes; what the tests use of it needs those of the other frameworks.
+# 3D-Speaker. It asks for an old numpy; what the tests use of it works with the other frameworks' packages.
 SPEAKERLAB := speakerlab==0.0.6
 
 # Frameworks in an environment of their own, which sees .venv's packages, so that torch is the same and not replaced.
