@@ -65,6 +65,9 @@ test-machines: $(READY)  ## the tests as other processors would run them; three 
 test-slow: $(READY) $(SITE)  ## the slow tests too (inductor, the site, every tutorial)
 	@$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not gpu'
 
+# 3D-Speaker. It asks for an old numpy; what the tests use of it works with the other frameworks' packages.
+SPEAKERLAB := speakerlab==0.0.6
+
 # Frameworks in an environment of their own, which sees .venv's packages, so that torch is the same and not replaced.
 $(EXTRA)/.ready: $(READY) requirements-integrations.txt tests/integrations/cpu_wheels.py
 	@echo "Setting up $(EXTRA) with the frameworks of hypermargin.integrations …"
@@ -73,6 +76,7 @@ $(EXTRA)/.ready: $(READY) requirements-integrations.txt tests/integrations/cpu_w
 		"$$($(EXTRA)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/hypermargin-venv.pth"
 	@$(EXTRA)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 		-r requirements-integrations.txt
+	@$(EXTRA)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps $(SPEAKERLAB)
 	@$(EXTRA)/bin/python tests/integrations/cpu_wheels.py
 	@touch $@
 
@@ -88,7 +92,7 @@ format: $(READY)  ## apply ruff's format and its safe fixes
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-docs: $(READY)  ## write the tables of docs/family.md, docs/after-arcface.md and docs/diagnose.md
+docs: $(READY)  ## write the tables of docs/family.md, after-arcface.md, diagnose.md and integrations/
 	@$(BIN)/python docs/write_tables.py
 	@$(BIN)/python docs/write_verdicts.py
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
-import math
 import multiprocessing
+import os
 import statistics
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -41,7 +42,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Row:
-    """One pair at one size: the median of the ratios of times by round, their middle half, and peak bytes."""
+    """One pair at one size: least times, the median ratio of processor times and their middle half, peak memory."""
 
     name: str
     package: str
@@ -53,7 +54,7 @@ class Row:
     high: float
     theirs_mb: float
     ours_mb: float
-    error: float  # of the loss, relative
+    error: float | None  # of the loss, relative; None where theirs is another loss
 
 
 PAIRS = [
@@ -185,6 +186,18 @@ def stepper(name: str, rows: int, dim: int, classes: int) -> tuple[Callable[[], 
     return step, losses
 
 
+def with_processor_times(step: Callable[[], None]) -> tuple[Callable[[], None], list[float]]:
+    """Return the step and the processor seconds of its calls, which other work on the machine does not count in."""
+    times: list[float] = []
+
+    def timed() -> None:
+        start = time.process_time()
+        step()
+        times.append(time.process_time() - start)
+
+    return timed, times
+
+
 def peak_memory(name: str, rows: int, dim: int, classes: int, threads: int) -> int:
     """Return the most memory alive during a step beyond what was alive before it, gradients included."""
     torch.set_num_threads(threads)
@@ -209,18 +222,19 @@ def peak_of(name: str, rows: int, dim: int, classes: int, threads: int) -> int:
 
 def measured(pair: Pair, rows: int, dim: int, classes: int, rounds: int, threads: int) -> Row:
     """Time both in turn, and the memory of each in a fresh process."""
-    made = {"theirs": stepper(pair.theirs, rows, dim, classes), "ours": stepper(pair.ours, rows, dim, classes)}
-    times = interleaved({key: step for key, (step, _) in made.items()}, rounds, "cpu")
-    ratios = sorted(o / t for o, t in zip(times["ours"], times["theirs"], strict=True))
+    theirs, their_losses = stepper(pair.theirs, rows, dim, classes)
+    ours, our_losses = stepper(pair.ours, rows, dim, classes)
+    (theirs, their_work), (ours, our_work) = with_processor_times(theirs), with_processor_times(ours)
+    times = interleaved({"theirs": theirs, "ours": ours}, rounds, "cpu")
+    ratios = [o / t for o, t in zip(our_work[1:], their_work[1:], strict=True)]  # the first is for first touches
     quarters = statistics.quantiles(ratios, n=4)
-    first = [losses[0] for _, losses in made.values()]
-    del made
+    error = abs(our_losses[0] - their_losses[0]) / abs(their_losses[0])
+    del theirs, ours
     peaks = [peak_of(name, rows, dim, classes, threads) for name in (pair.theirs, pair.ours)]
-    same = pair.package != "torch"
     return Row(
         pair.name, f"{pair.package} {version(pair.package)}", classes, 1e3 * min(times["theirs"]),
         1e3 * min(times["ours"]), statistics.median(ratios), quarters[0], quarters[2], peaks[0] / 1e6,
-        peaks[1] / 1e6, abs(first[1] - first[0]) / abs(first[0]) if same else math.nan,
+        peaks[1] / 1e6, None if pair.package == "torch" else error,
     )  # fmt: skip
 
 
@@ -232,7 +246,7 @@ def table(rows: list[Row]) -> str:
         "|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for r in rows:
-        error = "another loss" if math.isnan(r.error) else f"{r.error:.0e}"
+        error = "another loss" if r.error is None else f"{r.error:.0e}"
         lines.append(
             f"| {r.name} | {r.classes:,} | {r.theirs_ms:.1f} | {r.ours_ms:.1f} | **{r.ratio:.2f}** ({r.low:.2f} to "
             f"{r.high:.2f}) | {r.theirs_mb:,.0f} | {r.ours_mb:,.0f} | {error} |"
@@ -247,7 +261,7 @@ def run(
     """Measure all pairs whose package is installed, print the table and store it."""
     found: list[Row] = []
     with threads_set(threads):
-        where = surroundings()
+        where = surroundings() | {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "not set")}
         for pair in PAIRS:
             try:
                 version(pair.package)
@@ -267,8 +281,9 @@ def written(found: list[Row], where: dict[str, str], rows: int, dim: int, out: P
     text = (
         f"# Heads inside other libraries, {rows} rows of {dim} dimensions, {where['device']}\n\n"
         f"{in_words(where)} {versions}.\n\n"
-        "One step: the loss, and its gradients by embeddings and class weights, in float32. Ratios are medians\n"
-        "over rounds in which both step in turn; milliseconds are the least. Memory is the peak within a step\n"
+        "One step: the loss, and its gradients by embeddings and class weights, in float32. Both step in turn.\n"
+        "Milliseconds are the least that passed. Ratios are of processor time, in which other work on the machine\n"
+        "does not count: the median over the rounds, and their middle half. Memory is the peak within a step\n"
         "beyond what was there before, gradients included, in a process of its own.\n\n"
     )
     result = {"environment": where, "rows": rows, "dim": dim, "pairs": [asdict(row) for row in found]}

@@ -41,35 +41,30 @@ def main(args):
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     network = create_model(args.model, pretrained=args.pretrained, num_classes=0).to(device)
     config = resolve_data_config({"img_size": args.img_size}, model=network)
-    loaders = []
-    for split in ("train", "val"):
-        training = split == "train"
+    augmented = {"auto_augment": "rand-m7-mstd0.5", "re_prob": 0.2, "hflip": 0.0, "scale": (0.6, 1.0)}
+
+    def loader(split, training=False, **more):
         data = create_dataset("", f"{args.data}/{split}", is_training=training)
-        more = (
-            {"auto_augment": "rand-m7-mstd0.5", "re_prob": 0.2, "hflip": 0.0, "scale": (0.6, 1.0)}
-            if training
-            else {}
-        )
-        loaders.append(
-            create_loader(
-                data, (3, args.img_size, args.img_size), args.batch_size, is_training=training, mean=config["mean"],
-                std=config["std"], num_workers=args.workers, use_prefetcher=False, **more,
-            )
+        return create_loader(
+            data, (3, args.img_size, args.img_size), args.batch_size, is_training=training, mean=config["mean"],
+            std=config["std"], num_workers=args.workers, use_prefetcher=False, **more,
         )  # fmt: skip
-    classes = len(loaders[0].dataset.reader.class_to_idx)
+
+    train, val = loader("train", training=True, **augmented), loader("val")
+    classes = len(train.dataset.reader.class_to_idx)
     own = {} if args.margin is None else {"m": args.margin}
     head = hm.create_head(args.head, network.num_features, classes, scale=args.scale or "advised", **own).to(device)
     print(head)
     model = torch.nn.ModuleDict({"network": network, "head": head})  # one module: one optimiser, one average
     optimizer = create_optimizer_v2(model, opt="adamw", lr=args.lr, weight_decay=args.weight_decay)
     scheduler, epochs = create_scheduler_v2(
-        optimizer, "cosine", num_epochs=args.epochs, warmup_epochs=1, updates_per_epoch=len(loaders[0])
+        optimizer, "cosine", num_epochs=args.epochs, warmup_epochs=1, updates_per_epoch=len(train)
     )
     average, step = ModelEmaV3(model, decay=args.ema, use_warmup=True), 0
     for epoch in range(epochs):
         model.train()
         losses = AverageMeter()
-        for images, labels in loaders[0]:
+        for images, labels in train:
             images, labels, mix = images.to(device), labels.to(device), None
             if args.mixup:  # the labels stay labels: each has its margin, and they are weighed
                 share = torch.distributions.Beta(args.mixup, args.mixup).sample().item()
@@ -84,7 +79,7 @@ def main(args):
             average.update(model, step=step)
             losses.update(loss.item(), len(images))
         scheduler.step(epoch + 1)
-        right = accuracy(average.module, loaders[1], device)
+        right = accuracy(average.module, val, device)
         print(f"epoch {epoch + 1:2}: loss {losses.avg:.3f}, accuracy {right:.1%}")
     torch.save(average.module.state_dict(), args.out)
 

@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 import torch.distributed as dist
-from absent import said_without
+from absent import assert_told_what_to_install
 from team import ranks
 
 import hypermargin as hm
@@ -15,7 +15,21 @@ import hypermargin as hm
 pytest.importorskip("transformers", reason="needs transformers: make test-integrations")
 accelerate = pytest.importorskip("accelerate", reason="needs accelerate: make test-integrations")
 import transformers  # noqa: E402
-from tiny_models import BACKBONES, CLASSES, DIM, N, Pictures, bert, resnet, vit, wav2vec2, x_vector  # noqa: E402
+from tiny_models import (  # noqa: E402
+    BACKBONES,
+    CLASSES,
+    DIM,
+    N,
+    Pictures,
+    bert,
+    resnet,
+    sentences,
+    small_bert,
+    tones,
+    vit,
+    wav2vec2,
+    x_vector,
+)
 
 from hypermargin.integrations.huggingface import WithHead, restore_x_vector, x_vector_head  # noqa: E402
 
@@ -141,9 +155,8 @@ def accuracy(found):
 
 def test_the_trainer_trains_evaluates_and_resumes(tmp_path):
     def trainer(**more):
-        model, _ = made(
-            resnet, scale=8.0, m=0.2
-        )  # a resumed ViT misses its layers, with transformers 5.23 alone too
+        # A resumed ViT misses its layers, with transformers 5.23 alone too.
+        model, _ = made(resnet, scale=8.0, m=0.2)
         return transformers.Trainer(
             model, arguments(tmp_path / "run", **more), train_dataset=Pictures(), eval_dataset=Pictures(30),
             compute_metrics=accuracy,
@@ -167,6 +180,23 @@ def test_the_trainer_trains_evaluates_and_resumes(tmp_path):
     loaded = WithHead.from_pretrained(tmp_path / "run" / "checkpoint-20").eval()
     with torch.no_grad():
         assert torch.equal(loaded(pixel_values=pictures.pictures).logits, value.logits)
+
+
+@pytest.mark.parametrize(
+    ("network", "samples"),
+    [(small_bert, sentences), (lambda: wav2vec2()[0], tones)],
+    ids=["text", "sound"],
+)
+def test_the_trainer_with_padded_rows_of_different_lengths(network, samples, tmp_path):
+    torch.manual_seed(0)
+    data, processor = samples()
+    model = WithHead(network(), hm.create_head("arcface", DIM, CLASSES, scale=8.0, m=0.2))
+    trainer = transformers.Trainer(
+        model, arguments(tmp_path, num_train_epochs=15, learning_rate=1e-2, save_strategy="no"), train_dataset=data,
+        eval_dataset=data, compute_metrics=accuracy, data_collator=transformers.DataCollatorWithPadding(processor),
+    )  # fmt: skip
+    trainer.train()
+    assert trainer.evaluate()["eval_accuracy"] > 0.9
 
 
 def test_accumulated_gradients_are_those_of_one_batch(tmp_path):
@@ -260,5 +290,4 @@ def test_two_processes_with_accelerate_are_one(sharded):
 
 
 def test_without_the_package_the_error_says_what_to_install():
-    said = said_without("transformers", "import hypermargin.integrations.huggingface")
-    assert "pip install transformers" in said
+    assert_told_what_to_install("huggingface", "transformers", "huggingface")

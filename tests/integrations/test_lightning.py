@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from absent import said_without
+from absent import assert_told_what_to_install
 
 lightning = pytest.importorskip("lightning", reason="needs lightning: make test-integrations")
 from lightning.pytorch.loggers import Logger  # noqa: E402
+from lightning.pytorch.plugins import MixedPrecision  # noqa: E402
 from lightning_run import QUIET, Module, loader, rows  # noqa: E402
 
 from hypermargin.integrations.lightning import HeadMonitor  # noqa: E402
@@ -67,16 +68,40 @@ def test_the_callback_changes_nothing():
     assert all(torch.equal(states[1][key], value) for key, value in states[0].items())
 
 
+def test_batches_that_add_up_to_one_step_are_looked_at_once():
+    looks = []
+
+    class Counted(HeadMonitor):
+        def _look(self, *given):
+            looks.append(1)
+            return super()._look(*given)
+
+    logger = Remembered()
+    trainer = lightning.Trainer(
+        **QUIET | {"logger": logger}, max_epochs=3, accumulate_grad_batches=5, callbacks=[Counted(every=1)]
+    )
+    trainer.fit(Module(), loader())  # five batches in an epoch
+    assert trainer.global_step == len(looks) == 3
+    assert sorted(step for step, line in logger.lines.items() if "head/angle" in line) == [1, 2, 3]
+
+
 def test_a_head_that_is_not_there_is_named():
     with pytest.raises(ValueError, match=r"Module has no MarginHead at 'classifier'\. It has 'head'\."):
         fit(Module(), monitor=HeadMonitor("classifier"))
 
 
-@pytest.mark.parametrize("precision", ["bf16-mixed", "64-true"])  # on the CPU 16-mixed is bf16-mixed
+@pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed", "64-true"])
 def test_precisions(precision):
-    module = Module(scale=8.0)
-    fit(module, epochs=3, precision=precision, monitor=HeadMonitor(every=1))
+    module, features = Module(scale=8.0), []
+    module.network.register_forward_hook(lambda _, inputs, output: features.append(output.dtype))
+    chosen = {"precision": precision}
+    if precision == "16-mixed":  # which on a CPU the name alone makes bf16-mixed
+        scaler = torch.amp.GradScaler("cpu")
+        chosen = {"plugins": [MixedPrecision("16-mixed", "cpu", scaler=scaler)]}
+    fit(module, epochs=3, monitor=HeadMonitor(every=1), **chosen)
+    narrow = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16, "64-true": torch.float64}[precision]
     wide = torch.float64 if precision == "64-true" else torch.float32
+    assert set(features) == {narrow}
     assert module.head.weight.dtype == module.losses[0].dtype == wide
     assert module.losses[-1] < module.losses[0]
 
@@ -112,5 +137,4 @@ def test_two_processes_are_one(tmp_path):
 
 
 def test_without_the_package_the_error_says_what_to_install():
-    said = said_without("lightning", "import hypermargin.integrations.lightning")
-    assert "pip install lightning" in said
+    assert_told_what_to_install("lightning", "lightning", "lightning")

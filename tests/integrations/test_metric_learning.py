@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 import torch.distributed as dist
-from absent import said_without
+from absent import assert_told_what_to_install
 from team import ranks
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -33,7 +33,7 @@ def both(name, **more):
     made = []
     for library in (ours, losses):
         torch.manual_seed(1)
-        made.append(getattr(library, name)(num_classes=C, embedding_size=D, **SAME[name], **more))
+        made.append(getattr(library, name)(**{"num_classes": C, "embedding_size": D} | SAME[name] | more))
     return made
 
 
@@ -58,6 +58,31 @@ def test_the_same_loss_and_gradients_from_the_same_seed(name):
     x, y = batch()
     torch.testing.assert_close(steps(mine, x, y), steps(theirs, x, y), rtol=1e-9, atol=1e-11)
     torch.testing.assert_close(mine.get_logits(x), theirs.get_logits(x), rtol=1e-10, atol=1e-10)
+
+
+NEAR = {torch.float16: 2e-3, torch.bfloat16: 1e-2, torch.float32: 1e-5, torch.float64: 1e-10}  # of the loss
+
+
+@over_same
+@pytest.mark.parametrize("dtype", NEAR, ids=str)
+def test_every_dtype_as_their_own_tests_have_it(name, dtype):
+    """Embeddings of length 10, one per degree of half a circle, so that some are past π − m."""
+    angles = torch.arange(180).double().deg2rad()
+    x = (10 * torch.stack([angles.cos(), angles.sin()], 1)).to(dtype)
+    y = torch.randint(C, (180,), generator=torch.Generator().manual_seed(3))
+    mine, exact = both(name, embedding_size=2)
+    value, dx, dW = steps(mine, x, y)
+    assert value.dtype == mine.W.dtype == mine.get_logits(x).dtype == dtype
+    assert dx.isfinite().all()
+    assert dW.isfinite().all()
+    exact.W.data = mine.W.detach().double()
+    expected, exact_dx, exact_dW = steps(exact, x.double(), y)
+    near = NEAR[dtype]
+    torch.testing.assert_close(value.double(), expected, rtol=near, atol=0.0)
+    for gradient, wanted in ((dx, exact_dx), (dW, exact_dW)):
+        torch.testing.assert_close(gradient.double(), wanted, rtol=0.0, atol=10 * near * wanted.abs().max().item())
+    found, logits = mine.get_logits(x).detach().double(), exact.get_logits(x.double()).detach()
+    torch.testing.assert_close(found, logits, rtol=0.0, atol=near * logits.abs().max().item())
 
 
 @over_same
@@ -257,5 +282,6 @@ def test_errors_say_what_to_do(make, message):
 
 
 def test_without_the_package_the_error_says_what_to_install():
-    said = said_without("pytorch_metric_learning", "import hypermargin.integrations.metric_learning")
-    assert "pip install pytorch-metric-learning" in said
+    assert_told_what_to_install(
+        "metric_learning", "pytorch-metric-learning", "metric-learning", imported_as="pytorch_metric_learning"
+    )

@@ -1,7 +1,12 @@
-"""Parts for speaker toolkits: SpeechBrain itself, and the protocols of WeSpeaker and 3D-Speaker."""
+"""Parts for speaker toolkits: SpeechBrain and 3D-Speaker themselves; WeSpeaker, on no index, by its protocol."""
 
+import logging
 import math
+import runpy
+import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -173,3 +178,103 @@ class TestSpeechBrain:
         batches = [torch.utils.data.DataLoader(each, batch_size=None) for each in (parts, [(x, y)])]
         brain.fit(range(10), *batches, progressbar=False)
         assert seen[-1] > 0.95
+
+    def test_the_example_trains_and_verifies(self, speechbrain, tmp_path, monkeypatch, capsys):
+        rng, speaker = np.random.default_rng(0), np.arange(60).repeat(6)
+        sound = rng.integers(0, 40, (60, 1, 40))[speaker] + rng.integers(0, 200, (len(speaker), 32, 40))
+        np.savez(tmp_path / "sound.npz", logmel_u8=sound.astype(np.uint8), speaker=speaker + 1)  # as AudioMNIST's
+        flags = [str(tmp_path / "sound.npz"), "--steps", "12", "--batch-size", "32", "--tested", "4"]
+        monkeypatch.setattr(sys, "argv", ["with_speechbrain.py", *flags])
+        example = Path(__file__).resolve().parents[2] / "examples" / "with_speechbrain.py"
+        runpy.run_path(str(example), run_name="__main__")
+        before, loss, after = capsys.readouterr().out.splitlines()
+        assert before.startswith("before: EER of 20 unseen speakers ")
+        rates = [float(line.removesuffix("%").split()[-1]) for line in (before, after)]
+        assert all(0 <= rate <= 60 for rate in rates)  # twelve steps teach too little to say more
+        assert 0 < float(loss.removeprefix("loss of the training ")) < 20
+
+
+RECIPE = """
+loss:
+  obj: hypermargin.integrations.speaker.Loss
+  args:
+    margin: {name}
+    scale: 32.0
+    {more}
+margin_scheduler:
+  obj: speakerlab.process.scheduler.MarginScheduler
+  args:
+    criterion: <loss>
+    initial_margin: 0.0
+    final_margin: 0.3
+    increase_start_epoch: 1
+    fix_epoch: 3
+    step_per_epoch: 4
+"""
+
+
+class TestThreeDSpeaker:
+    """Its package is speakerlab, of which loss, classifier, schedulers, builder and training loop are used."""
+
+    @pytest.fixture
+    def built(self, tmp_path):
+        """Build what its recipe names, as its training script does."""
+        pytest.importorskip("speakerlab", reason="needs speakerlab: make test-integrations")
+        from speakerlab.utils.builder import build
+        from speakerlab.utils.config import build_config
+
+        def of(name, more=""):
+            file = tmp_path / "recipe.yaml"
+            file.write_text(RECIPE.format(name=name, more=more))
+            config = build_config(str(file))
+            return build("margin_scheduler", config), build("loss", config)
+
+        return of
+
+    @pytest.mark.parametrize(
+        ("name", "more", "theirs"),
+        [("arcface", "beyond: continuous", "ArcMarginLoss"), ("cosface", "", "AddMarginLoss")],
+    )
+    def test_the_loss_is_its_own_along_its_ramp(self, built, name, more, theirs):
+        from speakerlab.loss import margin_loss
+        from speakerlab.models.campplus.classifier import CosineClassifier
+
+        ramp, ours = built(name, more)
+        assert isinstance(ours, Loss)
+        theirs, classifier = getattr(margin_loss, theirs)(scale=32.0), CosineClassifier(D, out_neurons=C).double()
+        x, y = batch()
+        margins = []
+        for step in range(16):
+            ramp.step(step)
+            assert ours.margin == ramp.get_margin()
+            margins.append(ours.margin)
+            theirs.update(ours.margin)
+            found = []
+            for cost in (ours, theirs):
+                rows = x.clone().requires_grad_()
+                value = cost(classifier(rows), y)
+                found.append((value.detach(), *torch.autograd.grad(value, [rows, classifier.weight])))
+            torch.testing.assert_close(*found, rtol=1e-9, atol=1e-12)
+        assert margins[:5] == [0.0] * 5
+        assert margins[-1] == 0.3
+
+    def test_its_training_loop_trains_with_it(self, built, monkeypatch):
+        from speakerlab.bin.train import train
+        from speakerlab.models.campplus.classifier import CosineClassifier
+        from speakerlab.process.scheduler import WarmupCosineScheduler
+
+        monkeypatch.setattr(torch.Tensor, "cuda", lambda tensor, **_: tensor)  # it knows GPUs alone
+        torch.manual_seed(0)
+        y = torch.arange(80) % C
+        x = torch.eye(C, 16)[y] + 0.1 * torch.randn(80, 16)
+        loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=20)
+        model = torch.nn.Sequential(torch.nn.Linear(16, D), CosineClassifier(D, out_neurons=C))
+        optimizer = torch.optim.Adam(model.parameters())
+        rates = WarmupCosineScheduler(optimizer, 0.01, 0.05, 1, 6, len(loader))
+        ramp, loss = built("arcface", "beyond: continuous")
+        for epoch in range(1, 7):
+            said = train(
+                loader, model, loss, optimizer, epoch, rates, ramp, logging.getLogger("quiet"), None, rank=1
+            )
+        assert loss.margin == 0.3
+        assert said["Avg_acc"] > 95

@@ -38,15 +38,9 @@ def test_models_take_the_size_of_the_samples(name):
 def test_the_trainer_trains_and_loads_one(tmp_path):
     images, labels = pictures(60)
     config = Config(
-        model="timm:resnet10t",
-        dim=16,
-        epochs=1,
-        batch=20,
-        split="sample",
-        augment="none",
-        tensorboard=False,
+        model="timm:resnet10t", dim=16, epochs=1, batch=20, split="sample", augment="none", tensorboard=False,
         workers=0,
-    )
+    )  # fmt: skip
     train(config, tmp_path / "run", data=from_arrays(images, labels, name="stripes"), quiet=True)
     loaded = load(tmp_path / "run", "last")
     assert "timm" in type(loaded.network).__module__

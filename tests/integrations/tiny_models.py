@@ -2,6 +2,7 @@
 
 import torch
 import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.utils.data import Dataset
 
 transformers.logging.set_verbosity_error()
@@ -75,3 +76,45 @@ class Pictures(Dataset):
 
     def __getitem__(self, i):
         return {"pixel_values": self.pictures[i], "labels": self.labels[i]}
+
+
+class Samples(Dataset):
+    """Rows of what a processor returns, of different lengths, with the label as datasets have it."""
+
+    def __init__(self, rows):
+        self.rows = [row | {"label": k % CLASSES} for k, row in enumerate(rows)]
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, i):
+        return self.rows[i]
+
+
+def sentences(count=60):
+    """Words of which one in three is the class's own; and the tokenizer, which pads."""
+    words = {f"w{k}": k for k in range(50)} | {"[PAD]": 50, "[UNK]": 51}
+    plain = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    plain.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=plain, pad_token="[PAD]", unk_token="[UNK]")
+    random = torch.Generator().manual_seed(0)
+    rows = []
+    for k in range(count):
+        drawn = torch.randint(CLASSES, 50, (4 + k % 5,), generator=random).tolist()
+        rows.append(tokenizer(" ".join(f"w{word}" for word in [*drawn, *[k % CLASSES] * (len(drawn) // 2)])))
+    return Samples(rows), tokenizer
+
+
+def tones(count=60):
+    """Sounds of which each class has a pitch of its own; and the feature extractor, which pads."""
+    extractor = transformers.Wav2Vec2FeatureExtractor(return_attention_mask=True)
+    random, rows = torch.Generator().manual_seed(0), []
+    for k in range(count):
+        time = torch.arange(150 + 10 * (k % 6))
+        sound = (0.3 + 0.5 * (k % CLASSES)) * time + 6 * torch.rand(1, generator=random)
+        rows.append({"input_values": extractor(sound.sin().numpy(), sampling_rate=16_000).input_values[0]})
+    return Samples(rows), extractor
+
+
+def small_bert():
+    return transformers.BertModel(transformers.BertConfig(**LAYER, vocab_size=52), add_pooling_layer=False)

@@ -21,8 +21,12 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-def missing(error: ModuleNotFoundError, module: str, package: str) -> ModuleNotFoundError:
-    """Return the error for a framework that is not installed, or the error itself if it is about something else."""
+def missing(error: ModuleNotFoundError, module: str, package: str, extra: str | None = None) -> ModuleNotFoundError:
+    """Return the error for a framework that is not installed, or the error itself if it is about something else.
+
+    `extra` is the name of hypermargin's extra that holds the package, if it is not the package's.
+    """
     if error.name != module:
         return error
-    return ModuleNotFoundError(not_installed("this needs", package), name=module)
+    told = f"{not_installed('this needs', package)} (in hypermargin's extra {extra or package!r})"
+    return ModuleNotFoundError(told, name=module)

@@ -33,7 +33,7 @@ try:
     from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
     from transformers.utils import ModelOutput
 except ModuleNotFoundError as error:
-    raise missing(error, "transformers", "transformers") from None
+    raise missing(error, "transformers", "transformers", "huggingface") from None
 
 __all__ = ["HeadOutput", "WithHead", "WithHeadConfig", "restore_x_vector", "x_vector_head"]
 
@@ -256,9 +256,8 @@ def _head(config: WithHeadConfig) -> MarginHead:
         raise ValueError(
             "config.json does not name the head, which has parts of your own: from_pretrained(…, head=head)."
         )
-    with torch.device(
-        "cpu"
-    ):  # not "meta", as from_pretrained has it: a head reads counts and margins when it is made
+    # Not on "meta", where from_pretrained makes models: a head reads counts and margins when it is made.
+    with torch.device("cpu"):
         return from_plain(config.head_spec)
 
 

@@ -64,6 +64,7 @@ class HeadMonitor(Callback):
         self.name, self.every = head, every
         self._seen: tuple[Tensor, Tensor] | None = None  # features and labels of the last call with labels
         self._hook: RemovableHandle | None = None
+        self._done = 0  # steps of the optimiser at the last batch, which are fewer than batches where those add up
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Find the head, and listen to what it is called with."""
@@ -104,9 +105,14 @@ class HeadMonitor(Callback):
         }
         return {f"{prefix}/{name}": float(value) for name, value in values.items()}, len(labels)
 
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begin at the step where the run does, which is a later one when it is resumed."""
+        self._done = trainer.global_step
+
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
         """Look at the step, if it is one to look at."""
-        if trainer.global_step % (self.every or trainer.log_every_n_steps or 1):
+        stepped, self._done = trainer.global_step != self._done, trainer.global_step
+        if not stepped or self._done % (self.every or trainer.log_every_n_steps or 1):
             self._seen = None
             return
         values, _rows = self._look(pl_module, "head")

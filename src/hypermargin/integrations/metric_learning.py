@@ -37,7 +37,7 @@ try:
     from pytorch_metric_learning.utils import common_functions as common
     from pytorch_metric_learning.utils.loss_and_miner_utils import convert_to_weights
 except ModuleNotFoundError as error:
-    raise missing(error, "pytorch_metric_learning", "pytorch-metric-learning") from None
+    raise missing(error, "pytorch_metric_learning", "pytorch-metric-learning", "metric-learning") from None
 
 __all__ = [
     "ArcFaceLoss",
