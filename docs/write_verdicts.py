@@ -14,5 +14,5 @@ if __name__ == "__main__":
     sys.path.insert(0, str(DOCS.parent))  # the cases are those of the tests
     from tests.diagnose.verdicts import as_markdown
 
-    file = DOCS / "diagnose.md"
-    file.write_text(replaced(file.read_text(encoding="utf-8"), "verdicts", as_markdown()), encoding="utf-8")
+    table, file = as_markdown(), DOCS / "diagnose.md"  # read after the runs, in which somebody may have edited it
+    file.write_text(replaced(file.read_text(encoding="utf-8"), "verdicts", table), encoding="utf-8")

@@ -268,16 +268,16 @@ class MagFace(Rows):
 
 
 class AdaFace(Rows):
-    def __init__(self, s=64.0, m=0.4, h=0.333):
+    def __init__(self, s=64.0, m=0.4, h=0.333, momentum=0.01):
         super().__init__(s, m)
-        self.h = h
+        self.h, self.momentum = h, momentum
         self.register_buffer("mean", torch.tensor(20.0))
         self.register_buffer("std", torch.tensor(100.0))
 
     def forward(self, x, y):
         length = x.detach().norm(dim=1).clamp(1e-3, 100)
-        self.mean = 0.01 * length.mean() + 0.99 * self.mean
-        self.std = 0.01 * length.std() + 0.99 * self.std
+        self.mean = self.momentum * length.mean() + (1 - self.momentum) * self.mean
+        self.std = self.momentum * length.std() + (1 - self.momentum) * self.std
         q = (self.h * (length - self.mean) / (self.std + 1e-3)).clamp(-1, 1)
         cosines = self.cosines(x).clamp(-1 + 1e-3, 1 - 1e-3)
         theta = (own(cosines, y).acos() - self.m * q).clamp(1e-3, math.pi - 1e-3)

@@ -40,10 +40,19 @@ class Softmax(nn.Module):
             "pair": (z, losses.mean()),
             "probabilities": z.softmax(1),
             "list": [losses.mean(), 3],
+            "object": WithLoss(losses.mean()),
+            "nested": {"losses": {"margin": losses.mean()}, "note": "fine"},
         }[self.returns]
 
 
-RETURNS = ("loss", "sum", "rows", "logits", "dict", "pair", "probabilities", "list")
+class WithLoss:
+    """An object that is no tuple, as frameworks return it."""
+
+    def __init__(self, loss):
+        self.loss = loss
+
+
+RETURNS = ("object", "nested", "loss", "sum", "rows", "logits", "dict", "pair", "probabilities", "list")
 
 
 @pytest.mark.parametrize("returns", RETURNS)
@@ -130,7 +139,9 @@ def test_what_cannot_be_called_says_what_was_tried():
         diagnose(lambda cosines, labels: cosines.sum())
     with pytest.raises(NotUnderstood, match=r"neither a loss nor \(3, 7\) logits, but \(2, 2\)"):
         diagnose(lambda cosines, labels: cosines[:2, :2])
-    with pytest.raises(ValueError, match="form must be one of 'features', 'cosines', 'weights'; got 'cosine'"):
+    with pytest.raises(
+        ValueError, match="form must be one of 'features', 'cosines', 'weights', 'norms'; got 'cosine'"
+    ):
         diagnose(p.airface, form="cosine")
     with pytest.raises(TypeError, match="criterion must be a module or a function; got 3"):
         diagnose(3)

@@ -139,6 +139,27 @@ def test_what_the_log_says_is_found(tmp_path, code):
     assert found[code].level in ("doubtful", "wrong")
 
 
+def test_a_run_that_broke_down_before_its_first_line_is_no_error(tmp_path):
+    Run(tmp_path)
+    (tmp_path / "diverged-step-00000005.pt").write_bytes(b"")
+    found = diagnose_run(tmp_path)
+    assert [(each.code, each.level) for each in found.findings] == [("diverged", "wrong")]
+    assert "diverged-step-00000005.pt" in found.findings[0].said
+
+
+def test_a_margin_that_is_not_there_yet_is_not_asked_for(tmp_path):
+    """λ = 1000 at first: that 75 % of the samples lie past the fold of the whole margin is no fault of m."""
+    columns = {"past_fold": 0.75, "angle": [89.0, 70.0, 60.0, 52.0], "rival_angle": [75.0] * 4}
+    found = Run(tmp_path, head="sphereface", set={}).log(**(GOOD | columns))
+    assert found.keys() & {"lambda-high", "past-the-fold", "margin-not-met"} == {"lambda-high"}
+
+
+@pytest.mark.parametrize(("lr", "words"), [(1e-9, "A larger --lr: 1e-09"), (5.0, "A lower --lr: 5 is")])
+def test_a_run_that_is_stuck_is_told_the_learning_rate_to_try(tmp_path, lr, words):
+    found = Run(tmp_path).log(**(GOOD | FAULTS["stuck"][1] | {"lr": [lr] * 4}))
+    assert found["stuck"].remedy.startswith(words)
+
+
 def test_a_validation_part_that_was_best_long_ago(tmp_path):
     run = Run(tmp_path)
     run.log(**GOOD)

@@ -1,8 +1,5 @@
 """What the doctor says of each published loss: the cases of the tests, and the table of docs/diagnose.md."""
 
-from collections.abc import Callable
-from typing import NamedTuple
-
 import torch
 
 import hypermargin as hm
@@ -14,29 +11,16 @@ from hypermargin.margins import (
     ElasticArcFace,
     ElasticCosFace,
     LiArcFace,
-    Margin,
     NoMargin,
     SphereFace,
 )
 from hypermargin.margins.arcface import BEYOND
 from tests.diagnose import published as p
+from tests.diagnose.case import Case
+from tests.diagnose.slips import SLIPS
 
 NAN, BACK = {"nan-at-the-ends"}, {"turns-back", "rewards"}
 BY_BEYOND = {"none": BACK, "flat": {"flat"}, "easy": {"jumps"}}
-
-
-class Case(NamedTuple):
-    """A loss, and what is to be found of it: exactly these faults, and no others."""
-
-    name: str
-    make: Callable
-    margin: Margin | None
-    scale: float | None = None
-    gradient: str | None = "exact"
-    wrong: set = frozenset()
-    doubtful: set = frozenset()
-    notes: set = frozenset()  # among others
-    proved: bool = True  # the same loss of ours is named, and is the same on a batch
 
 
 def ours():
@@ -239,15 +223,13 @@ OTHERS = (
     Case(
         "CurricularFace",
         p.Curricular,
-        None,
-        None,
-        None,
+        ArcFace(0.5, "linear"),
+        64.0,
         wrong=NAN,
         doubtful={"moves-in-eval"},
-        notes={"rivals-by-target"},
-        proved=False,
+        notes={"rivals-by-rule"},
     ),
-    Case("MV-Softmax", p.MVSoftmax, None, None, None, notes={"rivals-by-target"}, proved=False),
+    Case("MV-Softmax", p.MVSoftmax, CosFace(0.35), 32.0, notes={"rivals-by-rule"}),
     Case("Li-ArcFace", lambda: p.airface, LiArcFace(0.45), 64.0, notes={"rivals-linear"}, proved=False),
     Case(
         "AirFace with plain rivals",
@@ -302,7 +284,7 @@ OTHERS = (
     ),
 )
 
-CASES = {case.name: case for case in (*ours(), *formulas(), *metric_learning(), *OTHERS)}
+CASES = {case.name: case for case in (*ours(), *formulas(), *metric_learning(), *OTHERS, *SLIPS)}
 
 
 def verdict(name: str) -> Diagnosis:

@@ -3,7 +3,10 @@
 criterion   a criterion as a function of features, class rows and labels; forms finds out how it is called
 angles      the measurements: the target's logit at every angle, and what rivals count as
 sides       what lengths do; edges where losses break; habits how it behaves as a program
-recognise   which margin of the family it is; laws what is said of the curves
+recognise   which margin of the family it is; laws what is said of the curves; slips what explains a ψ that is none
+hard        rules for rivals that depend on the target, and circle loss
+outer       what is done with the cross-entropy: a weight, a focal loss, smoothed labels
+mistakes    a softmax too many or too few, a wrong axis, rows that know each other
 replacing   the line that replaces it, and the proof
 examination, chance, outputs   the order of it: what is measured, and what is concluded
 doctor      `diagnose`: all of it; diagnosis is what it returns

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from hypermargin.common.arrays import Floats
-from hypermargin.diagnose.criterion import Criterion, Outcome, gap, row_loss
+from hypermargin.diagnose.criterion import Criterion, Outcome, rivals_and_target, row_loss
+from hypermargin.diagnose.outer import PLAIN, Outer, find_outer
 
 ALIKE = 2  # rows: some divide by the deviation of a batch, which one row does not have
 FAR = math.radians(150)  # where the target's logit is low, so that the rivals' can be seen
@@ -49,19 +50,22 @@ class Lab:
     target: int = 0
     alike: int = ALIKE
     floor: float = 0.0  # of the loss: what a term of its own adds, whatever the angles are
+    outer: Outer = PLAIN  # what it does with the cross-entropy
 
     def level(self) -> Lab:
         """Return a laboratory that knows the floor: a loss that stays where it is as the lead grows."""
         bare = replace(self, floor=0.0)
-        high, low = (bare._loss(math.radians(6), c) for c in (-0.9, -0.99))
+        high, low = (bare.loss(math.radians(6), c) for c in (-0.9, -0.99))
         flat = math.isfinite(low) and low > 1e-6 and abs(high - low) < 1e-9 * low
         return replace(bare, floor=low if flat else 0.0)
 
-    def _loss(self, theta: float, rival: float) -> float:
-        found, y = self._call(theta, rival)
+    def loss(self, theta: float, rival: float) -> float:
+        """Return the loss."""
+        found, y = self.call(theta, rival)
         return float(row_loss(found, y).detach())
 
-    def _call(self, theta: float, rival: float) -> tuple[Outcome, Tensor]:
+    def call(self, theta: float, rival: float) -> tuple[Outcome, Tensor]:
+        """Return what the criterion gives, and the labels."""
         if self.criterion.form == "cosines":
             return self.lowered(self.criterion.on_cosines(self.cosines(theta, rival), self.labels)), self.labels
         at = self.place(theta, rival)
@@ -83,7 +87,22 @@ class Lab:
 
     def gap(self, theta: float, rival: float) -> float:
         """Return R − T."""
-        return float(gap(*self._call(theta, rival)))
+        return self.gap_of(*self.call(theta, rival))
+
+    def gap_of(self, found: Outcome, y: Tensor) -> float:
+        """Return R − T of a batch of alike rows."""
+        if found.loss is not None:
+            return float(self.outer.gap(found.loss.detach().double().mean()))
+        assert found.logits is not None
+        R, T = rivals_and_target(found.logits.detach().double(), y)
+        return float((R - T).mean())
+
+    def with_outer(self) -> Lab:
+        """Return a laboratory that knows of a weight, a focal loss or smoothed labels."""
+        if self.call(1.0, 0.0)[0].loss is None:
+            return self
+        losses = np.array([self.loss(math.radians(60), float(c)) for c in RIVALS])
+        return replace(self, outer=find_outer(RIVALS, losses, self.criterion.classes))
 
     @property
     def labels(self) -> Tensor:
@@ -108,14 +127,14 @@ class Lab:
             at = self.place(theta, rival)
             leaf, y = at.x.requires_grad_(), at.y
             found = self.lowered(of(leaf, at.W, y))
-        value = gap(found, y)
+        value = self.gap_of(found, y)
         (by,) = torch.autograd.grad(row_loss(found, y), leaf, allow_unused=True)
-        pull = float(torch.sigmoid(value))
+        pull = self.outer.slope(value) if found.loss is not None else 1 / (1 + math.exp(-max(value, -700.0)))
         if by is None or not pull:
-            return float(value), math.nan
+            return value, math.nan
         if of.form == "cosines":
-            return float(value), float(by[:, self.target].sum()) / pull * math.sin(theta)
-        return float(value), float(by[:, 1].sum()) / pull * self.length
+            return value, float(by[:, self.target].sum()) / pull * math.sin(theta)
+        return value, float(by[:, 1].sum()) / pull * self.length
 
     def scale(self) -> float:
         """Return by how much a rival's logit grows from 90° to 60°, per cosine."""
@@ -161,6 +180,8 @@ def measure(lab: Lab) -> Curves:
     rival = np.array([lab.gap(FAR, c) for c in RIVALS])
     zero = rival[len(RIVALS) // 2]
     rival[rival < LOWEST[of.dtype]] = np.nan
+    if lab.outer.kind == "smoothed":
+        rival[math.cos(FAR) > RIVALS] = np.nan  # where the target leads
     rival = rival - zero
     known = np.flatnonzero(np.isfinite(rival) & (np.abs(RIVALS) < 0.97))
     if not len(known) or not np.isfinite(zero):
@@ -179,19 +200,19 @@ def measure(lab: Lab) -> Curves:
 def adds_up(lab: Lab) -> float:
     """Return how far the loss is from softplus(log Σ exp): R of rivals at two cosines, against each alone."""
     of = lab.criterion
-    if of.classes < 4:
-        return 0.0
+    if of.classes < 4 or lab.outer.kind == "smoothed":
+        return 0.0  # smoothed labels are not undone for rivals that differ
     theta, low, high = FAR, 0.5, 0.8
     others = [j for j in range(of.classes) if j != lab.target]
     first = others[: len(others) // 2]
     if of.form == "cosines":
         cosines = lab.cosines(theta, high)
         cosines[:, first] = low
-        mixed = float(gap(lab.lowered(of.on_cosines(cosines, lab.labels)), lab.labels))
+        mixed = lab.gap_of(lab.lowered(of.on_cosines(cosines, lab.labels)), lab.labels)
     else:
         at, other = lab.place(theta, high), lab.place(theta, low)
         at.W[first] = other.W[first]
-        mixed = float(gap(lab.lowered(of(at.x, at.W, at.y)), at.y))
+        mixed = lab.gap_of(lab.lowered(of(at.x, at.W, at.y)), at.y)
     each = torch.tensor([lab.gap(theta, low), lab.gap(theta, high)], dtype=torch.float64)
     share = torch.tensor([len(first), len(others) - len(first)], dtype=torch.float64) / len(others)
     return abs(mixed - float(torch.logsumexp(each + share.log(), 0)))
@@ -202,9 +223,11 @@ def goes_together(lab: Lab) -> float:
 
     R − T is a difference of two functions, so over two angles and two cosines it is a plane.
     """
+    if lab.outer.kind == "smoothed":
+        return 0.0  # of two leads that cost the same the smaller is taken, so leads cannot be compared
     near, far, high = math.radians(30), math.radians(120), 0.95
     for low in np.arange(-0.9, 0.9, 0.1):
-        if lab.gap(near, float(low)) >= LOWEST[lab.criterion.dtype] / 2:
+        if min(lab.gap(theta, float(low)) for theta in (near, far)) >= LOWEST[lab.criterion.dtype] / 2:
             corners = [lab.gap(theta, c) for theta, c in ((near, low), (far, high), (near, high), (far, low))]
             return abs(corners[0] + corners[1] - corners[2] - corners[3])
     return 0.0

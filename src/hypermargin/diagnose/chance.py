@@ -17,7 +17,10 @@ from hypermargin.margins import ArcFace, ElasticArcFace, ElasticCosFace
 
 SEEDS = range(1, 401)
 # What a batch of alike rows shows of ψ is the mean of several draws, and no ψ.
-OF_THE_MEAN = ("unknown-psi", "jumps", "turns-back", "rewards", "margin-by-class", "not-the-same")
+OF_THE_MEAN = (
+    "unknown-psi", "jumps", "turns-back", "rewards", "margin-by-class", "not-the-same", "scales-differ",
+    "margin-sign", "degrees",
+)  # fmt: skip
 
 
 def chance(exam: Examination) -> None:
@@ -40,7 +43,7 @@ def chance(exam: Examination) -> None:
     else:
         exam.margin = ElasticCosFace(**numbers)
     exam.found = [each for each in exam.found if each.code not in OF_THE_MEAN]
-    exam.replacement = exam.proof = None
+    exam.replacement = exam.proof = exam.slip = None
     exam.found.append(
         Finding(
             "drawn-margin", "note",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -13,12 +13,14 @@ from torch import Tensor, nn
 from hypermargin.diagnose.state import Kept, seed
 from hypermargin.numerics import unit
 
-FORMS = ("features", "cosines", "weights")
 SAID = {
     "features": "criterion(features, labels), with its own class weights",
     "cosines": "criterion(cosines, labels)",
     "weights": "criterion(features, weight, labels)",
+    "norms": "criterion(unit features, lengths, labels), with its own class weights",
 }
+FORMS = tuple(SAID)
+STYLES = {"numbers": "", "one-hot": "one-hot", "column": "as a column", "int32": "as int32"}
 
 
 class Outcome(NamedTuple):
@@ -56,12 +58,15 @@ class Criterion:
     classes: int
     dim: int
     dtype: torch.dtype
-    label_style: str = "numbers"  # "numbers", "one-hot" or "column"
-    weight: Weight | None = None
+    label_style: str = "numbers"  # of STYLES
+    labels_first: bool = False
+    weight: Weight | None = None  # its own, in the forms that have one
     kept: Kept | None = None
     log_probabilities: bool = False  # its logits are probabilities, of which the logarithm is taken
     bias: str = ""  # the name of a bias by class, which was set to 0
     summed: bool = False  # its loss is a sum over the rows
+    backwards: str = ""  # says so, if a sample costs more on its own class than under other labels
+    silenced: tuple[str, ...] = ()  # names of dropout layers, which were switched off
     seed: int = 0
 
     @property
@@ -79,23 +84,33 @@ class Criterion:
         """Return the labels as it wants them."""
         if self.label_style == "one-hot":
             return torch.nn.functional.one_hot(y, self.classes).to(self.dtype)
+        if self.label_style == "int32":
+            return y.int()
         return y[:, None] if self.label_style == "column" else y
+
+    def bare(self, given: Tensor, y: Tensor, *between: Tensor) -> Any:
+        """Return what it returns, as it is called: no state is put back."""
+        labels = self.labels(y)
+        try:
+            return self.call(labels, given) if self.labels_first else self.call(given, *between, labels)
+        except SystemExit as error:  # it would end the caller's session
+            raise RuntimeError(f"it asks the process to exit ({error})") from None
 
     def __call__(self, x: Tensor, W: Tensor, y: Tensor, *, fresh: bool = True) -> Outcome:
         """Call it; `x` and, but for form "features", `W` may require gradients. Not `fresh`: state goes on."""
         if fresh and self.kept is not None:
             self.kept.restore(but=self.weight.name if self.weight else "")
         seed(self.seed)
-        if self.form == "features":
+        if self.weight is not None:
             with torch.no_grad():
-                assert self.weight is not None
                 self.own_rows().copy_(self.weight.laid(W))
-            found = self.call(x, self.labels(y))
-        elif self.form == "weights":
-            found = self.call(x, W, self.labels(y))
-        else:
+        if self.form == "cosines":
             # Times one: some change their input in place, which autograd forbids for a leaf.
-            found = self.call(unit(x) @ unit(W).T * 1.0, self.labels(y))
+            found = self.bare(unit(x) @ unit(W).T * 1.0, y)
+        elif self.form == "norms":
+            found = self.bare(unit(x), y, x.norm(dim=1, keepdim=True))
+        else:
+            found = self.bare(x, y, *((W,) if self.form == "weights" else ()))
         return self.read(found, len(x))
 
     def on_cosines(self, cosines: Tensor, y: Tensor) -> Outcome:
@@ -103,7 +118,7 @@ class Criterion:
         if self.kept is not None:
             self.kept.restore()
         seed(self.seed)
-        return self.read(self.call(cosines * 1.0, self.labels(y)), len(y))
+        return self.read(self.bare(cosines * 1.0, y), len(y))
 
     def read(self, found: Any, rows: int) -> Outcome:
         """Find loss and logits in what was returned; ValueError if there is neither."""
@@ -128,9 +143,8 @@ class Criterion:
 
 
 def sort_out(found: Any, rows: int, classes: int) -> Outcome:
-    """Tell loss and logits by their shapes, in a tensor, a tuple, a list or a dict."""
-    parts = list(found.values()) if isinstance(found, dict) else found
-    parts = list(parts) if isinstance(parts, tuple | list) else [parts]
+    """Tell loss and logits by their shapes, in a tensor or in whatever holds tensors."""
+    parts = list(_parts(found))
     loss = logits = None
     for part in parts:
         if not isinstance(part, Tensor) or not part.is_floating_point():
@@ -144,13 +158,21 @@ def sort_out(found: Any, rows: int, classes: int) -> Outcome:
             loss = part.reshape(rows)
     if loss is None and logits is None:
         got = ", ".join(str(tuple(p.shape)) if isinstance(p, Tensor) else type(p).__name__ for p in parts)
-        raise ValueError(f"it returned neither a loss nor ({rows}, {classes}) logits, but {got}")
+        raise ValueError(f"it returned neither a loss nor ({rows}, {classes}) logits, but {got or 'nothing'}")
     return Outcome(loss, logits)
 
 
-def log_expm1(loss: Tensor) -> Tensor:
-    """Return R − T of a loss softplus(R − T): log(e^L − 1), without overflow."""
-    return loss + torch.log(-torch.expm1(-loss))
+def _parts(found: Any) -> Iterator[Any]:
+    """Yield what tuples, lists, dicts and objects with a loss hold, however deep."""
+    if isinstance(found, dict):
+        found = list(found.values())
+    elif not isinstance(found, Tensor) and hasattr(found, "loss"):
+        found = [found.loss, getattr(found, "logits", None)]
+    if isinstance(found, tuple | list):
+        for each in found:
+            yield from _parts(each)
+    else:
+        yield found
 
 
 def rivals_and_target(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -167,12 +189,3 @@ def row_loss(found: Outcome, y: Tensor) -> Tensor:
     assert found.logits is not None
     R, T = rivals_and_target(found.logits, y)
     return torch.nn.functional.softplus(R - T).mean()
-
-
-def gap(found: Outcome, y: Tensor) -> Tensor:
-    """Return R − T of a batch of alike rows, as a number."""
-    if found.loss is not None:
-        return log_expm1(found.loss.detach().double().mean())
-    assert found.logits is not None
-    R, T = rivals_and_target(found.logits.detach().double(), y)
-    return (R - T).mean()

@@ -66,7 +66,7 @@ def differentiate(
     x = batch.x.clone().requires_grad_()
     W = batch.W.clone().requires_grad_(of.form == "weights")
     loss = loss_of(of(x, W, batch.y), batch.y)
-    rows = of.own_rows() if of.form == "features" else W
+    rows = W if of.weight is None else of.own_rows()
     leaves = [x, rows] if rows.requires_grad else [x]
     grads = torch.autograd.grad(loss, leaves, allow_unused=True)
     names = ("the gradient by the features", "the gradient by the class rows")
@@ -231,10 +231,10 @@ def _autocast(of: Criterion) -> Iterator[Finding]:
         try:
             said = _compared(differentiate(of, batch), whole)
         except Exception as error:
-            said = f"it raises {type(error).__name__}: {first_line(error)}"
+            said = f"it raises {type(error).__name__} ({first_line(error).rstrip('.')})"
     if said:
         yield Finding(
-            "autocast", "note", f"Under autocast (bfloat16) {said}: the cosines are computed in half precision.",
+            "autocast", "note", f"Under autocast (bfloat16) {said}; the cosines are computed in half precision.",
             "Turn autocast off around the loss: torch.autocast(device, enabled=False), with features.float().",
         )  # fmt: skip
 

@@ -15,12 +15,20 @@ from hypermargin.diagnose import sides
 from hypermargin.diagnose.angles import Curves, Lab, adds_up, goes_together, measure
 from hypermargin.diagnose.criterion import Criterion
 from hypermargin.diagnose.findings import Finding
-from hypermargin.diagnose.laws import of_match, of_psi, of_rivals, of_sides
-from hypermargin.diagnose.recognise import Match, recognise
+from hypermargin.diagnose.hard import Ruled, circle, hard
+from hypermargin.diagnose.laws import of_match, of_psi, of_rivals, of_scale, of_sides, of_unknown
+from hypermargin.diagnose.mistakes import no_softmax
+from hypermargin.diagnose.recognise import Match, begins, recognise
 from hypermargin.diagnose.replacing import Proof, Replacement
 from hypermargin.diagnose.sides import Side
-from hypermargin.margins import CosFace, LiArcFace, Margin, NoMargin
+from hypermargin.diagnose.slips import Slip, slip
+from hypermargin.margins import Circle, CosFace, LiArcFace, Margin, NoMargin
 
+OUTER = {
+    "weighted": "It counts for that many learning rates.",
+    "focal": "Samples that are right already count for less than in softmax, besides the margin.",
+    "smoothed": "Smoothed labels ask for a finite lead over rivals, which a margin raises.",
+}
 SOFTMAX = 2e-3  # how far R − T may be from that of softmax
 
 
@@ -39,6 +47,10 @@ class Examination:
         self.proof: Proof | None = None
         self.softmax, self.everywhere = True, False
         self.margin: Margin | None = None
+        self.ruled: Ruled | None = None  # a rule for rivals
+        self.begins: tuple[Margin, float] | None = None  # which ψ is at first, and up to which angle
+        self.by_length: sides.ByLength | None = None  # a margin that follows the length
+        self.slip: Slip | None = None  # that explains ψ where no margin does
 
     def has(self, code: str) -> bool:
         """Tell whether something was found."""
@@ -66,8 +78,25 @@ class Examination:
                     "its own, such as MagFace's of the length.",
                 )
             )  # fmt: skip
-        curves, scale = measure(self.lab), self.lab.scale()
+        if self.of.backwards:
+            said = f"It is the wrong way round: {self.of.backwards}. Training pushes samples away from their class."
+            remedy = "Look for a missing minus, a margin on the wrong side, or degrees where radians are taken."
+            self.found.append(Finding("backwards", "wrong", said, remedy))
+        if self.of.silenced:
+            said = f"It has dropout ({', '.join(self.of.silenced)}), which was switched off to measure it."
+            self.found.append(Finding("dropout", "note", said))
+        missing = list(no_softmax(self.lab))
+        if missing:  # which leave a loss that does not fall further, as a term of its own does
+            self.found = [each for each in self.found if each.code != "own-term"]
+        if missing:
+            self.softmax = False
+            self.found.extend(missing)
+            return
         off, depends = adds_up(self.lab), goes_together(self.lab)
+        if not (off <= SOFTMAX and depends <= SOFTMAX):
+            self._outer()
+            off, depends = adds_up(self.lab), goes_together(self.lab)
+        curves, scale = measure(self.lab), self.lab.scale()
         if off > SOFTMAX or not scale > 0:
             self.softmax = False
             self.found.append(
@@ -92,6 +121,13 @@ class Examination:
                 )
             )  # fmt: skip
 
+    def _outer(self) -> None:
+        """See whether it is a weighted, a focal, or a smoothed cross-entropy, and measure what is inside."""
+        self.lab = self.lab.with_outer()
+        kind = self.lab.outer.kind
+        if kind != "plain":
+            self.found.append(Finding(kind, "note", f"It is {self.lab.outer.said()}. {OUTER[kind]}"))
+
     def lengths(self) -> None:
         """Find out what lengths do."""
         self.features, self.rows = sides.features_side(self.lab), sides.rows_side(self.lab)
@@ -104,6 +140,9 @@ class Examination:
         curves = self.curves
         verdict = of_rivals(curves, self.scale)
         if self.has("rivals-by-target"):
+            self._ruled(hard(self.lab))
+            return
+        if any(each.code == "rivals-changed" for each in verdict.findings) and self._ruled(circle(curves)):
             return
         self.found.extend(verdict.findings)
         self.scale, self.everywhere = verdict.scale, verdict.everywhere
@@ -116,10 +155,49 @@ class Examination:
         if self.margin is None and not self.found_rivals_plain:  # then it may have no ψ at all
             self._soften()
             return
+        self.slip = None if self.margin else slip(curves.theta, psi, max(5 * noise, 2e-6))
         self.found.extend(of_psi(curves.theta, psi, noise, self.margin))
+        if self.slip is not None:
+            self.found.append(self.slip.finding)
+        elif self.margin is None:
+            self.begins = begins(curves.theta, psi, noise)
+            self.found.append(of_unknown(self.begins))
         self.found.extend(of_match(self.margin, self.gradient))
-        if not self._by_class(psi, noise):
+        if self.features.kind == self.rows.kind == sides.UNIT and self.of.form != "cosines":
+            self.found.extend(of_scale(self.scale, self._learns_scale()))
+        if self.features.kind == sides.MARGIN:
+            self.by_length = sides.by_length(self.lab, self.scale, getattr(self.margin, "beyond", ""))
+        elif not self._by_class(psi, noise):
             self._prove()
+
+    def _ruled(self, found: Ruled | None) -> bool:
+        """Name a margin with a rule for rivals, and run it beside the criterion; tell whether there is one."""
+        if found is None:
+            return False
+        self.ruled, self.curves, self.scale, self.match = found, found.curves, found.scale, found.match
+        self.margin = found.match.margin
+        self.gradient = _gradient(found.curves, found.scale, self.margin)
+        self.found = [each for each in self.found if each.code != "rivals-by-target"]
+        said = f"Rivals do not count as their cosines, but by the rule of {found.name()}: {found.rule.formula}."
+        self.found.extend((Finding("rivals-by-rule", "note", said), *of_match(self.margin, self.gradient)))
+        if self.of.form == "cosines" or sides.MIXED in (self.features.kind, self.rows.kind):
+            return True
+        units = self.features.kind == sides.UNIT, self.rows.kind == sides.UNIT
+        for margin, rule in found.all_of_them():
+            self.replacement = Replacement(
+                margin, found.scale, self.gradient if self.gradient == "straight" else "exact", *units, False,
+                self.of.form == "weights", rule=rule,
+            )  # fmt: skip
+            self.proof = self.replacement.prove(self.of)
+            if self.proof.holds:
+                self.margin = margin
+                break
+        return True
+
+    def _learns_scale(self) -> bool:
+        """Tell whether it has a parameter that may be its scale."""
+        module = self.of.module
+        return module is not None and any(p.numel() == 1 and p.requires_grad for p in module.parameters())
 
     def _by_class(self, psi: Floats, noise: float) -> bool:
         """Tell whether another class has another margin, and say so."""
@@ -172,7 +250,7 @@ class Examination:
             self.margin, float(f"{self.scale:.6g}"), kind, self.features.kind == sides.UNIT,
             self.rows.kind == sides.UNIT, self.of.form == "cosines", self.of.form == "weights",
             self.of.weight.centers if self.of.weight else 1,
-            bool(self.of.bias),
+            bool(self.of.bias), self.lab.outer,
         )  # fmt: skip
         self.proof = self.replacement.prove(self.of)
         if not self.proof.holds:
@@ -222,10 +300,17 @@ class Examination:
             )  # fmt: skip
 
 
-def _gradient(curves: Curves, scale: float) -> str:
-    """Tell which derivative autograd reports: that of what was measured, that of the plain cosine, or another."""
+def _gradient(curves: Curves, scale: float, margin: Margin | None = None) -> str:
+    """Tell which derivative autograd reports: that of what was measured, that of the plain cosine, or another.
+
+    Of a margin whose own derivative is not that of its ψ, as circle loss has it, its own is "exact".
+    """
     inner = (curves.theta > math.radians(3)) & (curves.theta < math.radians(177)) & np.isfinite(curves.target)
     real, told = curves.differences[inner], curves.reported[inner]
+    if isinstance(margin, Circle):
+        angle = torch.from_numpy(curves.theta[inner]).requires_grad_()
+        (slope,) = torch.autograd.grad(margin.psi(angle).sum(), angle)
+        real = scale * slope.numpy()
     if not np.isfinite(told).any():
         return "none"
     straight = -scale * np.sin(curves.theta[inner])

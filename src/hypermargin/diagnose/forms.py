@@ -15,13 +15,12 @@ from torch import Tensor, nn
 
 from hypermargin import checks
 from hypermargin.common.text import first_line
-from hypermargin.diagnose.criterion import FORMS, SAID, Criterion, Weight, row_loss
+from hypermargin.diagnose.criterion import FORMS, SAID, STYLES, Criterion, Weight, row_loss
 from hypermargin.diagnose.state import Kept, random_left_alone
 from hypermargin.numerics import unit
 
 CLASSES, DIM, ROWS = 7, 16, 3  # all different, so that shapes tell which is which
 MOST_TRIED = 6  # classes
-STYLES = ("numbers", "one-hot", "column")
 DIM_NAMES = (
     "dim", "in_features", "embedding_size", "embedding_dim", "embed_dim", "emb_dim", "feature_dim", "feat_dim",
     "in_feats", "in_channels", "input_size", "nOut", "inner_dim", "feats_dim",
@@ -46,14 +45,18 @@ def find_criterion(
         checks.one_of("form", form, FORMS)
     with contextlib.suppress(Exception):  # some hold what cannot be copied; state is put back anyway
         call = copy.deepcopy(call)  # the original keeps its weight and its state
-    tried: list[str] = []
+    tried: list[tuple[str, str]] = []  # how it was called, and why not
+    backwards: Criterion | None = None
     with random_left_alone():
         for candidate in _candidates(call, form, dim, classes):
             for dtype in (torch.float64, torch.float32):
                 found = _tried(candidate, dtype, tried)
-                if found is not None:
+                if found is not None and not found.backwards:
                     return without_bias(found)
-    raise NotUnderstood(_complaint(form, tried))
+                backwards = backwards or found
+    if backwards is not None:
+        return without_bias(backwards)
+    raise NotUnderstood(_complaint(form, tried, call))
 
 
 def without_bias(criterion: Criterion) -> Criterion:
@@ -125,25 +128,44 @@ def _parameters(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 def _candidates(
     call: Callable[..., Any], form: str | None, dim: int | None, classes: int | None
 ) -> Iterator[Criterion]:
-    """Yield ways to call it, the likely ones first."""
-    own = {"kept": Kept(call), "dtype": torch.float64}
+    """Yield ways to call it, the likely ones first; at last with the labels first."""
+    silenced = _without_dropout(call)
+    own = {"kept": Kept(call), "dtype": torch.float64, "silenced": silenced}
+    found: list[Criterion] = []
     for kind in [form] if form else _likely(call):
-        if kind == "features":
+        if kind in ("features", "norms"):
             for weight, rows, d in _weights(call, dim, classes):
-                yield Criterion(call, kind, rows // weight.centers, d, weight=weight, **own)  # type: ignore[arg-type]
+                found.append(Criterion(call, kind, rows // weight.centers, d, weight=weight, **own))  # type: ignore[arg-type]
         else:
             number = classes or _attribute(call, CLASS_NAMES) or CLASSES
-            yield Criterion(call, str(kind), number, dim or DIM, **own)  # type: ignore[arg-type]
+            found.append(Criterion(call, str(kind), number, dim or DIM, **own))  # type: ignore[arg-type]
+    yield from found
+    for each in found:
+        if each.form in ("features", "cosines"):
+            yield replace(each, labels_first=True)
+
+
+def _without_dropout(call: Callable[..., Any]) -> tuple[str, ...]:
+    """Switch dropout layers off, whose noise is no margin; return their names."""
+    layers = [
+        (name, each)
+        for name, each in (call.named_modules() if isinstance(call, nn.Module) else ())
+        if isinstance(each, nn.modules.dropout._DropoutNd) and each.p > 0
+    ]
+    for _, each in layers:
+        each.p = 0.0
+    return tuple(name for name, _ in layers)
 
 
 def _likely(call: Callable[..., Any]) -> tuple[str, ...]:
-    if isinstance(call, nn.Module):
-        return ("features", "cosines", "weights") if any(_matrices(call)) else ("cosines", "weights")
+    module = isinstance(call, nn.Module)
     try:
-        parameters = inspect.signature(call).parameters.values()
+        parameters = inspect.signature(call.forward if module else call).parameters.values()  # type: ignore[attr-defined]
         needed = sum(each.default is each.empty and each.kind < 2 for each in parameters)
     except (TypeError, ValueError):
         needed = 2
+    if module and any(_matrices(call)):  # type: ignore[arg-type]  # it is one
+        return ("norms", "weights") if needed >= 3 else ("features", "cosines", "weights", "norms")
     return ("weights", "cosines") if needed >= 3 else ("cosines", "weights")
 
 
@@ -185,26 +207,24 @@ def _attribute(call: Any, names: tuple[str, ...]) -> int | None:
     return None
 
 
-def _tried(candidate: Criterion, dtype: torch.dtype, tried: list[str]) -> Criterion | None:
+def _tried(candidate: Criterion, dtype: torch.dtype, tried: list[tuple[str, str]]) -> Criterion | None:
     """Return the candidate with the labels it takes, if calling it gives something that knows its target."""
+    lies = f", weight {candidate.weight.name}" if candidate.weight else ""
+    how = f"{SAID[candidate.form]}{lies}{', labels first' if candidate.labels_first else ''}"
     try:
         criterion = candidate.in_dtype(dtype)
     except Exception as error:
-        tried.append(f"in {dtype}: {type(error).__name__}: {first_line(error)}")
+        tried.append((f"{how}, in {dtype}", f"{type(error).__name__}: {first_line(error)}"))
         return None
     for style in STYLES:
         criterion = replace(criterion, label_style=style)
         try:
             found = _working(criterion)
         except Exception as error:
-            lies = f", weight {criterion.weight.name}" if criterion.weight else ""
-            tried.append(
-                f"{SAID[criterion.form]}{lies}, labels as {style}: {type(error).__name__}: {first_line(error)}"
-            )
-            continue
+            found = f"{type(error).__name__}: {first_line(error)}"
         if isinstance(found, Criterion):
             return found
-        tried.append(f"{SAID[criterion.form]}, labels as {style}: {found}")
+        tried.append((f"{how}, labels as {style}", found))
     return None
 
 
@@ -222,11 +242,16 @@ def _working(criterion: Criterion) -> Criterion | str:
     criterion = _what_it_gives(criterion, x[last], W, last)
     # A loss that knows its labels, its rows and their order is smaller for the own class than for another.
     tried = {*range(min(C, MOST_TRIED)), C - 1}
-    for y in tried:
-        near, far = _cost(criterion, x[y], W, y), [_cost(criterion, x[y], W, other) for other in tried - {y}]
-        if not near < min(far):
-            return f"a sample on its own class costs {near:.3g}, under another label {min(far):.3g}"
-    return criterion
+    costs = [(_cost(criterion, x[y], W, y), [_cost(criterion, x[y], W, n) for n in tried - {y}]) for y in tried]
+    wrong = next(((near, min(far)) for near, far in costs if not near < min(far)), None)
+    if wrong is None:
+        return criterion
+    said = f"a sample on its own class costs {wrong[0]:.3g}, under another label {wrong[1]:.3g}"
+    # Where the shapes leave no doubt how it is called, it is the loss that is the wrong way round.
+    certain = d != C and (criterion.weight is None or criterion.weight.centers == 1)
+    if certain and all(near > sum(far) / len(far) + 1e-6 for near, far in costs):
+        return replace(criterion, backwards=said)
+    return said
 
 
 def _cost(criterion: Criterion, x: Tensor, W: Tensor, label: int) -> float:
@@ -253,13 +278,21 @@ def _what_it_gives(criterion: Criterion, x: Tensor, W: Tensor, y: Tensor) -> Cri
     return criterion
 
 
-def _complaint(form: str | None, tried: list[str]) -> str:
+def _complaint(form: str | None, tried: list[tuple[str, str]], call: Callable[..., Any]) -> str:
+    """Say what was tried and why it did not do, each reason once."""
     asked = f"as {SAID[form]}" if form else "in any known way"
-    once = list(dict.fromkeys(tried))
-    shown = "".join(f"\n  {line}" for line in itertools.islice(once, 8))
-    more = f"\n  … and {len(once) - 8} more" if len(once) > 8 else ""
+    reasons: dict[str, str] = {}
+    for how, why in tried:
+        reasons.setdefault(why, how)
+    shown = "".join(f"\n  {how}: {why}" for why, how in itertools.islice(reasons.items(), 8))
+    more = f"\n  … and {len(reasons) - 8} more" if len(reasons) > 8 else ""
+    owns = ""
+    if isinstance(call, nn.Module) and not any(_matrices(call)):
+        shapes = [f"{name} {tuple(tensor.shape)}" for name, tensor in call.named_parameters()]
+        owns = "\nOf its own it has no matrix of class rows, at least 2 in at least 3 dimensions"
+        owns += f", but {', '.join(shapes[:4])}." if shapes else "."
     return (
-        f"the criterion could not be called {asked}.{shown}{more}\nKnown forms: "
+        f"the criterion could not be called {asked}.{shown}{more}{owns}\nKnown forms: "
         f"{'; '.join(f'{name}: {said}' for name, said in SAID.items())}. Say which with form (--form), or write "
         "a function of one of these forms around it."
     )

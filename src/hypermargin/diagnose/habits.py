@@ -14,6 +14,7 @@ from hypermargin.diagnose.angles import Lab
 from hypermargin.diagnose.criterion import Criterion
 from hypermargin.diagnose.edges import Batch, differentiate, spread
 from hypermargin.diagnose.findings import Finding
+from hypermargin.numerics import unit
 
 MANY = 512  # classes, from which memory is counted
 
@@ -73,7 +74,7 @@ def _changes(of: Criterion) -> Iterator[Finding]:
         cosines = batch.x @ batch.W.T / (batch.x.norm(dim=1)[:, None] * batch.W.norm(dim=1))
         before = cosines.clone()
         try:
-            of.read(of.call(cosines, of.labels(batch.y)), len(batch.y))
+            of.read(of.bare(cosines, batch.y), len(batch.y))
         except Exception:
             return
         if not torch.equal(before, cosines):
@@ -87,7 +88,7 @@ def _changes(of: Criterion) -> Iterator[Finding]:
     of(x, batch.W, batch.y)
     if not torch.equal(x, batch.x):
         yield Finding("changes-input", "doubtful", "It changes the features that it is given, in place.")
-    if of.form == "features" and of.weight is not None:
+    if of.weight is not None:
         of(batch.x, batch.W, batch.y)
         if not torch.allclose(of.own_rows().detach(), of.weight.laid(batch.W)):
             yield Finding(
@@ -115,7 +116,7 @@ def _radial(of: Criterion) -> Iterator[Finding]:
     if abs(float(differentiate(of, twice)["the loss"]) - float(found["the loss"])) > 1e-3:
         return  # their lengths count
     W = batch.W
-    if of.form == "features" and of.weight is not None:
+    if of.weight is not None:
         W = of.weight.laid(W)
         W, by = (W.T, by.T) if of.weight.transposed else (W, by)
     along = (by * W).sum(1) / W.norm(dim=1)
@@ -136,10 +137,13 @@ def one_class(of: Criterion, remake: Callable[[int], Any] | None) -> Iterator[Fi
     y = torch.zeros(4, dtype=torch.long)
     alone = replace(of, classes=1)
     try:
-        if of.form == "features":
+        if of.weight is not None:
             assert remake is not None
             made = remake(1)
-            found = alone.read((made.to(of.dtype) if isinstance(made, nn.Module) else made)(x, alone.labels(y)), 4)
+            call = made.to(of.dtype) if isinstance(made, nn.Module) else made
+            alone = replace(alone, call=call, kept=None)
+            lengths = (x.norm(dim=1, keepdim=True),) if of.form == "norms" else ()
+            found = alone.read(alone.bare(unit(x) if lengths else x, y, *lengths), 4)
         else:
             found = alone(x, torch.ones(1, of.dim, dtype=of.dtype), y)
         given = found.logits if found.loss is None else found.loss
@@ -156,7 +160,7 @@ def one_class(of: Criterion, remake: Callable[[int], Any] | None) -> Iterator[Fi
 def memory(of: Criterion) -> Iterator[Finding]:
     """Count the numbers that autograd keeps for the backward, per row and class."""
     rows = max(64, 8 * of.dim)
-    if of.form != "features":
+    if of.weight is None:
         of = replace(of, classes=MANY)  # as many as one likes
     if of.classes < 64:
         return  # too few to tell N×C from N×d

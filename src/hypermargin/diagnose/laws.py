@@ -11,10 +11,11 @@ import numpy as np
 from hypermargin.common.arrays import Floats
 from hypermargin.diagnose.angles import Curves
 from hypermargin.diagnose.findings import Finding
-from hypermargin.diagnose.sides import FREE, MARGIN, MIXED, Side
+from hypermargin.diagnose.sides import FREE, MARGIN, MIXED, UNIT, Side
 from hypermargin.margins import ArcFace, CosFace, LiArcFace, Margin, NoMargin
 
 JUMP = 0.02  # of ψ between neighbouring angles, beyond what its slope explains
+TEN, SMALL = 10, 4.0  # classes; the scale at which a sample of so many gets a probability of 0.9 at most
 TURNS = "Bare cos mθ is not ψ"
 
 
@@ -126,17 +127,21 @@ def of_psi(theta: Floats, psi: Floats, noise: float, margin: Margin | None) -> I
             "there, no margin.",
             errata=TURNS,
         )  # fmt: skip
-    if margin is None:
-        yield Finding(
-            "unknown-psi", "note",
-            "No margin of the family gives this ψ; the picture has what was measured.",
-            "If it is meant to be one of them, compare its values at the angles where the curves part.",
-        )  # fmt: skip
 
 
 def _around(values: Floats, k: int) -> float:
     """Return the median of the neighbours of an entry."""
     return float(np.median(np.delete(values[max(0, k - 4) : k + 5], min(k, 4))))
+
+
+def of_unknown(begins: tuple[Margin, float] | None) -> Finding:
+    """Return that ψ was not recognised; `begins`: the margin that it is at first, and up to which angle."""
+    like = "" if begins is None else f" Up to {math.degrees(begins[1]):.0f}° it is {begins[0]}."
+    return Finding(
+        "unknown-psi", "note",
+        f"No margin of the family gives this ψ.{like} The picture has what was measured.",
+        "If it is meant to be one of them, compare its values at the angles where the curves part.",
+    )  # fmt: skip
 
 
 def of_match(margin: Margin | None, gradient: str | None) -> Iterator[Finding]:
@@ -182,6 +187,21 @@ def of_match(margin: Margin | None, gradient: str | None) -> Iterator[Finding]:
         )  # fmt: skip
 
 
+def of_scale(scale: float, learned: bool) -> Iterator[Finding]:
+    """Yield that cosines without a scale are too close together to learn from."""
+    if scale >= SMALL:
+        return
+    most = 1 / (1 + (TEN - 1) * math.exp(-scale * TEN / (TEN - 1)))
+    yield Finding(
+        "scale-too-small", "note" if learned else "wrong" if scale < SMALL / 2 - 0.01 else "doubtful",
+        f"Features and class rows are normalised and s = {scale:.4g}: of {TEN} classes a sample exactly on its "
+        f"center, as far from all others as can be, gets a probability of {most:.2g} at most"
+        + ("; s is learned, and has to grow." if learned else ". Was the scale forgotten?"),
+        "Multiply all cosines by s: 10 for some classes, 30 for thousands, 64 for a million.",
+        "CosFace's bound on s leaves the margin out",
+    )  # fmt: skip
+
+
 def of_sides(features: Side, rows: Side) -> Iterator[Finding]:
     """Yield what lengths do that they should not."""
     if features.kind == MARGIN:
@@ -205,6 +225,14 @@ def of_sides(features: Side, rows: Side) -> Iterator[Finding]:
             "|W_j| changes the loss, but the logits are not proportional to it: the angle is taken from a product "
             "that is no cosine.",
             "Normalise the tensor that is multiplied with: F.linear(x, F.normalize(self.weight)).",
+            "Normalised weights that are not",
+        )  # fmt: skip
+    if rows.crossed and rows.kind == UNIT:
+        yield Finding(
+            "rows-together", "wrong",
+            "The class rows are divided by one length of all of them, not each by its own: a longer row changes "
+            "the logits of all other classes.",
+            "F.normalize(W, dim=1), not W / W.norm().",
             "Normalised weights that are not",
         )  # fmt: skip
     if rows.crossed and rows.kind in (FREE, MIXED):

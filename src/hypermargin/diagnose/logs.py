@@ -73,6 +73,8 @@ def diagnose_run(folder: Path) -> Report:
     if not (folder / "config.toml").is_file():
         raise ValueError(f"run must be the folder of a run; {folder} has no config.toml, which every run has.")
     config = read_config(folder)
+    if not (folder / "log.jsonl").exists() and _diverged(folder):
+        return Report(folder.name, "1 thing to look at", (("log", "none yet"),), tuple(_finite(folder, None)))
     log = Log.read(folder / "log.jsonl")
     try:
         classes = len(About.read(folder).classes)
@@ -80,10 +82,11 @@ def diagnose_run(folder: Path) -> Report:
         raise ValueError(f"run: {first_line(error)}") from None
     planned = plan(config, max(classes, 2))
     last = log.train[-1]
+    partly = list(_schedules(config, int(last["step"])))  # the margin is not all there yet: it is not asked whether
+    asked = [] if partly else [*_met(planned, log), *_fold(log)]  # it is met, or too large
     found = [
-        *_finite(folder, log), *of_scale(planned), *_stuck(planned, log), *_angles(planned, log), *_fold(log),
-        *_lengths(planned, log),
-        *_schedules(config, int(last["step"])), *_best(log), *_rows(folder, planned),
+        *_finite(folder, log), *of_scale(planned), *_stuck(planned, log), *_angles(log), *asked,
+        *_lengths(planned, log), *partly, *_best(log), *_rows(folder, planned),
     ]  # fmt: skip
     if log.unread:
         found.append(Finding("lines-unread", "note", f"{log.unread} lines of the log could not be read."))
@@ -106,15 +109,20 @@ def diagnose_run(folder: Path) -> Report:
     return Report(folder.name, verdict, tuple(facts), ordered)
 
 
-def _finite(folder: Path, log: Log) -> Iterator[Finding]:
-    kept = sorted(folder.glob("diverged-step-*.pt"))
+def _diverged(folder: Path) -> list[Path]:
+    """Return the batches that were kept because their loss was not finite."""
+    return sorted(folder.glob("diverged-step-*.pt"))
+
+
+def _finite(folder: Path, log: Log | None) -> Iterator[Finding]:
+    kept = _diverged(folder)
     if kept:
         yield Finding(
             "diverged", "wrong", f"The loss was not finite; the batch is in {kept[-1].name}.",
             "The error of that run names the rows and the likely reason. Lower --lr, lengthen --lr-warmup, set "
             "--clip, or take bfloat16 instead of float16.",
         )  # fmt: skip
-    elif any(line.get("loss", 0.0) is None for line in log.train):
+    elif log is not None and any(line.get("loss", 0.0) is None for line in log.train):
         yield Finding("diverged", "wrong", "Some lines of the log have a loss that is not finite.")
 
 
@@ -132,11 +140,22 @@ def _stuck(planned: Planned, log: Log) -> Iterator[Finding]:
             "stuck", "wrong",
             f"The loss is where it begins: {late:.3g}, and {start:.3g} is that of features at 90° to every class "
             f"(ln C = {math.log(planned.classes):.3g}, and the margin); {100 * known:.2g} % are right.",
-            "A lower --lr or a longer --lr-warmup; --schedule warmup:steps=…; a smaller m; are the labels right?",
+            f"{_other_lr(planned.config, log)} --schedule warmup:steps=…; a smaller m; are the labels right?",
         )  # fmt: skip
 
 
-def _angles(planned: Planned, log: Log) -> Iterator[Finding]:
+def _other_lr(config: Config, log: Log) -> str:
+    """Say which learning rate to try: that of a run that did not move was too small, or so large that it jumps."""
+    usual = {"sgd": 0.1}.get(config.optimizer, 0.002)
+    seen = max(log.of("lr"), default=config.lr or usual)
+    if seen < usual / 100:
+        return f"A larger --lr: {seen:.2g} is far below the usual {usual:g}."
+    if seen > usual * 10:
+        return f"A lower --lr: {seen:.2g} is far above the usual {usual:g}."
+    return "A lower --lr or a longer --lr-warmup if the loss jumps, a larger --lr if it is flat;"
+
+
+def _angles(log: Log) -> Iterator[Finding]:
     own, rival = log.of("angle"), log.of("rival_angle")
     if len(own) < 3 or len(rival) != len(own):
         return
@@ -147,8 +166,12 @@ def _angles(planned: Planned, log: Log) -> Iterator[Finding]:
             "A larger --lr if the loss is flat, a lower one if it jumps; see that the network's weights are "
             "trained.",
         )  # fmt: skip
+
+
+def _met(planned: Planned, log: Log) -> Iterator[Finding]:
+    own, rival = log.of("angle"), log.of("rival_angle")
     margin = planned.margin
-    if planned.head.rule == SOFTMAX:
+    if len(own) >= 3 and len(rival) == len(own) and planned.head.rule == SOFTMAX:
         with torch.no_grad():
             psi = margin.psi(torch.tensor(own, dtype=torch.float64).deg2rad()).numpy()
         met = psi >= np.cos(np.radians(rival))
@@ -157,10 +180,13 @@ def _angles(planned: Planned, log: Log) -> Iterator[Finding]:
                 "margin-not-met", "doubtful",
                 f"The margin was met at no line of the log: at the end the mean own angle is {own[-1]:.1f}°, "
                 "which with the margin counts as "
-                f"{math.degrees(math.acos(max(-1.0, min(1.0, float(psi[-1]))))):.1f}°, and the nearest rival is "
-                f"at {rival[-1]:.1f}°.",
+                f"{_as_angle(float(psi[-1]))}, and the nearest rival is at {rival[-1]:.1f}°.",
                 "More epochs or a larger network first; then a smaller m.",
             )  # fmt: skip
+
+
+def _as_angle(psi: float) -> str:
+    return f"{math.degrees(math.acos(psi)):.1f}°" if -1 <= psi <= 1 else "more than 180°"
 
 
 def _fold(log: Log) -> Iterator[Finding]:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from hypermargin.common.arrays import Floats
+from hypermargin.diagnose.numbers import tidy
 from hypermargin.margins import (
     ArcFace,
     Combined,
@@ -58,6 +59,20 @@ def recognise(theta: Floats, psi: Floats, noise: float) -> Match | None:
     if not others:
         return best
     return Match(best.margin, best.agreement, best.worst, str(others[0].margin), others[0].agreement)
+
+
+def begins(theta: Floats, psi: Floats, noise: float) -> tuple[Margin, float] | None:
+    """Return the margin that ψ is at first, and up to which angle; None if not for some 60°."""
+    known = np.isfinite(psi) & (theta > ENDS)
+    theta, psi = theta[known], psi[known]
+    best: tuple[Margin, float] | None = None
+    tolerance = max(5 * noise, 2e-6)
+    for margin in _candidates(theta, psi, tolerance) if len(theta) > 60 else ():
+        off = np.flatnonzero(np.abs(_values(margin, theta) - psi) >= tolerance)
+        until = float(theta[off[0] - 1]) if len(off) and off[0] else 0.0
+        if until > (math.radians(60) if best is None else best[1]):
+            best = margin, until
+    return best
 
 
 def _match(margin: Margin, theta: Floats, psi: Floats, tolerance: float) -> Match:
@@ -143,12 +158,3 @@ def _combined(t: Floats, p: Floats, tolerance: float) -> Iterator[Margin]:
                 for beyond in ("smooth", "none"):
                     yield Combined(m1, m2, m3, beyond)
         return
-
-
-def tidy(value: float, tolerance: float) -> float:
-    """Return the shortest number within the tolerance: 0.5 for 0.50000003."""
-    for digits in range(1, 10):
-        short = float(f"{value:.{digits}g}")
-        if abs(short - value) <= max(tolerance, 1e-9):
-            return short
-    return value

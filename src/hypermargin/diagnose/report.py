@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from dataclasses import dataclass, field
 from html import escape
@@ -115,7 +116,8 @@ def sureness(found: Diagnosis) -> str:
     """Say how sure the name is."""
     if found.margin is None or not found.confidence:
         return "no margin of the family was recognised"
-    said = f"agrees at {100 * found.confidence:.4g} % of the angles from 5° to 175°"
+    last = 175.0 if found.curves is None else min(175.0, math.degrees(found.curves.theta[-1]))
+    said = f"agrees at {100 * found.confidence:.4g} % of the angles from 5° to {last:.0f}°"
     if found.proof is None:
         return f"{said}; not run beside ours, since more than ψ differs from softmax with a margin"
     return (

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from hypermargin.diagnose.angles import FAR, Lab
+import numpy as np
+
+from hypermargin.diagnose.angles import Lab
+from hypermargin.diagnose.numbers import tidy
 
 LENGTHS = (2.0, 10.0, 20.0, 60.0, 110.0)
 SAME = 1e-3  # a relative difference that is no difference, in float32 too
@@ -90,4 +94,46 @@ def _near(a: float, b: float, size: float = 1.0) -> bool:
     return abs(a - b) <= SAME * max(abs(size), abs(b))
 
 
-__all__ = ["FAR", "FREE", "MARGIN", "MIXED", "UNIT", "Side", "features_side", "rows_side"]
+class ByLength(NamedTuple):
+    """The loss whose margin follows the length like what was measured, and the line of ours."""
+
+    said: str
+    line: str
+
+
+def by_length(lab: Lab, scale: float, beyond: str) -> ByLength | None:
+    """Name a margin that follows the length: AdaFace's or MagFace's.
+
+    AdaFace's is an angle and a cosine that add up to m at every length; MagFace's angle is linear between two.
+    beyond: of the margin at length 1, for MagFace's
+    """
+    known = [_parts(lab.changed(length=length), scale) for length in (1.0, 20.0, 60.0, 1000.0)]
+    angles, cosines = [each[0] for each in known], [each[1] for each in known]
+    sums = np.add(angles, cosines)
+    if not np.isfinite(sums).all():
+        return None
+    end = f"scale={scale:g})"
+    if np.ptp(sums) < 1e-4 and np.ptp(cosines) > 1e-3:
+        m = tidy(float(sums[0]), 1e-4)
+        return ByLength(f"AdaFace, m = {m:g}", f'hypermargin.create_head("adaface", dim, classes, m={m:g}, {end}')
+    low, near, far, high = angles
+    if np.abs(cosines).max() > 1e-4 or not low < near < far < high:
+        return None
+    grows = (far - near) / 40
+    numbers = {"l_m": low, "u_m": high, "l_a": 20 - (near - low) / grows, "u_a": 20 + (high - near) / grows}
+    short = {name: tidy(value, 1e-4 * value) for name, value in numbers.items()}
+    said = f"MagFace, m = {short['l_m']:g} at |x| ≤ {short['l_a']:g} to {short['u_m']:g} at |x| ≥ {short['u_a']:g}"
+    given = ", ".join(f"{name}={value:g}" for name, value in short.items())
+    return ByLength(
+        f"{said}, beyond = {beyond}", f'hypermargin.create_head("magface", dim, classes, {given}, {end}'
+    )
+
+
+def _parts(lab: Lab, scale: float) -> tuple[float, float]:
+    """Return the angle that is added and the cosine that is subtracted; nan if ψ is not made so."""
+    theta = np.radians(np.arange(12.0, 80.0, 4.0))
+    psi = np.array([_target(lab, float(angle), scale) for angle in theta]) / scale
+    basis = np.stack((np.cos(theta), np.sin(theta), np.ones_like(theta)), 1)
+    (cosine, sine, shift), *_ = np.linalg.lstsq(basis, psi, rcond=None)
+    fits = np.abs(basis @ (cosine, sine, shift) - psi).max() < 1e-4 and abs(math.hypot(cosine, sine) - 1) < 1e-3
+    return (math.atan2(-sine, cosine), -float(shift)) if fits else (math.nan, math.nan)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -11,20 +12,25 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-PLAIN = (bool, int, float, Tensor)
+PLAIN = (bool, int, float, Tensor, list, dict)
+OF_TORCH = frozenset(vars(nn.Module()))  # attributes that every module has
 
 
 class Kept:
-    """The parameters, buffers and plain numbers of a module and its submodules, as they were."""
+    """Parameters, buffers and plain attributes of a module and its submodules, or of an object, as they were."""
 
     def __init__(self, criterion: Any) -> None:
         self.module = criterion if isinstance(criterion, nn.Module) else None
-        self.found: list[tuple[str, nn.Module, str, Any, Any]] = []  # full name, module, name, object, value
-        for path, module in self.module.named_modules() if self.module is not None else ():
-            own = {k: v for k, v in vars(module).items() if isinstance(v, PLAIN) and k != "training"}
-            for name, value in (*own.items(), *module._parameters.items(), *module._buffers.items()):
+        self.found: list[tuple[str, Any, str, Any, Any]] = []  # full name, holder, name, object, value
+        holders = self.module.named_modules() if self.module is not None else [("", criterion)]
+        for path, holder in holders:
+            plain = {k: v for k, v in getattr(holder, "__dict__", {}).items() if k not in OF_TORCH}
+            own: list[tuple[str, Any]] = [(k, v) for k, v in plain.items() if isinstance(v, PLAIN)]
+            if isinstance(holder, nn.Module):
+                own += [*holder._parameters.items(), *holder._buffers.items()]
+            for name, value in own:
                 if value is not None:
-                    self.found.append((f"{path}.{name}".lstrip("."), module, name, value, _copied(value)))
+                    self.found.append((f"{path}.{name}".lstrip("."), holder, name, value, _copied(value)))
 
     @torch.no_grad()
     def restore(self, but: str = "") -> None:
@@ -35,8 +41,13 @@ class Kept:
             if isinstance(was, nn.Parameter):
                 was.copy_(value)
                 was.grad = None
-                module._parameters[name] = was
-            elif name in module._buffers:  # a forward may have put another tensor in its place
+                setattr(module, name, was)
+            elif isinstance(was, list | dict):  # the object itself, which others may hold
+                if not _same(was, value):
+                    was.clear()
+                    (was.extend if isinstance(was, list) else was.update)(_copied(value))
+                vars(module)[name] = was
+            elif name in getattr(module, "_buffers", ()):  # a forward may have put another tensor in its place
                 module._buffers[name] = _copied(value)
             else:
                 vars(module)[name] = _copied(value)
@@ -53,6 +64,11 @@ class Kept:
 
 
 def _copied(value: Any) -> Any:
+    if isinstance(value, list | dict):
+        try:
+            return copy.deepcopy(value)
+        except Exception:  # some hold what cannot be copied
+            return type(value)(value)
     return value.detach().clone() if isinstance(value, Tensor) else value
 
 
@@ -61,7 +77,15 @@ def _same(now: Any, then: Any) -> bool:
         if not isinstance(now, Tensor) or now.shape != then.shape:
             return False
         return bool(torch.equal(now.detach().nan_to_num(), then.to(now.dtype).nan_to_num()))
-    return bool(now == then or (now != now and then != then))
+    if isinstance(then, list | dict):
+        if type(now) is not type(then) or len(now) != len(then):
+            return False
+        keys = then.keys() if isinstance(then, dict) else range(len(then))
+        return all((key in now if isinstance(then, dict) else True) and _same(now[key], then[key]) for key in keys)
+    try:
+        return bool(now is then or now == then or (now != now and then != then))
+    except Exception:  # arrays and others of which a comparison is no truth
+        return type(now) is type(then)
 
 
 @contextlib.contextmanager

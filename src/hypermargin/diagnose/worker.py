@@ -97,6 +97,8 @@ def main() -> None:
         answer = written(found)
     except (ValueError, TypeError) as error:
         answer = {"error": str(error)}
+    except KeyboardInterrupt:
+        sys.exit(130)  # of whoever waits for it, who is interrupted too
     except Exception as error:  # of somebody's code, in being made
         answer = {"error": f"{request.name}: {type(error).__name__}: {first_line(error)}"}
     temporary = Path(sys.argv[1] + ".part")
