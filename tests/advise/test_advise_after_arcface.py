@@ -44,7 +44,8 @@ def test_the_band_of_sphereface2():
     b = (theta12 - band_width(margin, theta12)) / 2
     g = lambda theta: 2 * ((1 + math.cos(theta)) / 2) ** 3 - 1  # noqa: E731
     assert g(b) - 0.3 == pytest.approx(g(theta12 - b) + 0.3, abs=1e-9)
-    assert math.isnan(recommend(1000, 128, margin="sphereface2").floor)
+    for name in ("sphereface2", "uniface", "li-arcface", "mv-arcface"):  # which are not softmax with a margin alone
+        assert math.isnan(recommend(1000, 128, margin=name).floor)
 
 
 def test_the_band_where_rivals_count_for_more():
@@ -75,6 +76,13 @@ def test_the_band_where_rivals_count_for_more():
         ("dyn-arcface", "k1 and k2 are a guess"),
         ("adaptiveface", "margin_reward = 2.33 is the paper's λ = 70 at s = 30"),
         ("vpl", "from a batch of 5 on"),
+        ("curricularface", "takes some 459 steps"),
+        ("uniface", "begins at b/s = ln(10C)/s = 0.6"),
+        ("inter-topk", "k = 5 and m_prime = 0.06 are those of speaker recipes"),
+        ("npcface", "e^(s·a)"),
+        ("arcnegface", "alpha = 1.2 and sigma = 2"),
+        ("filter", "above = 0.4 is insightface's"),
+        ("sphereface-r", "count as 0.5"),
     ],
 )
 def test_own_numbers_have_reasons(run, name, words):

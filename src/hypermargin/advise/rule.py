@@ -11,7 +11,7 @@ from hypermargin.advise import own, reasons
 from hypermargin.advise.bands import band_width, rival_at, rule_beside
 from hypermargin.advise.bounds import loss_floor
 from hypermargin.advise.usual import choose, named, rule_of, settled
-from hypermargin.margins import Margin, NoMargin, SphereFace2
+from hypermargin.margins import Margin, NoMargin
 from hypermargin.rules import SOFTMAX
 from hypermargin.scales import (
     NoScaleError,
@@ -103,7 +103,7 @@ def recommend(
         angle=theta,
         centre_angle=phi,
         width=band_width(chosen, phi, rule),
-        floor=math.nan if isinstance(chosen, SphereFace2) else loss_floor(classes, scales.s, chosen),
+        floor=loss_floor(classes, scales.s, chosen) if rule.is_softmax else math.nan,
     )
     said = [
         *reasons.scale(advice, scales),
