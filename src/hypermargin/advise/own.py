@@ -162,8 +162,8 @@ def _of_rule(rule: Rule, advice: Recommendation) -> str:
             b = math.log(10 * advice.classes)
             return (
                 f"UniFace: the rule for s is made for softmax, and a guess here; the paper has 64 and l = "
-                f"{weight:g}. The threshold begins at b/s = ln(10C)/s = {b / advice.s:.2g}, and the cosines of targets "
-                "have to get m above it: where they do not, take a larger s."
+                f"{weight:g}. The threshold begins at b/s = ln(10C)/s = {b / advice.s:.2g}, and targets have "
+                "to get m above it: where they do not, take a larger s."
             )
         case InterTopK(k=k, m_prime=m_prime):
             return (
