@@ -21,8 +21,8 @@ def needed(name, classes):
 # A part of the loss of the others counts as constant, so that no fit is a minimum.
 FITTED = [name for name in margins.names() if "finite slope" not in margins.get(name)().breaks]
 
-# The target of these is no cosine with something taken off, so the advisor's rule for s is not theirs.
-UNADVISED = "circle", "li-arcface", "sface", "p2sgrad"
+# Target and rivals of these do not count as cosines, so the advisor's rule for s is not theirs.
+UNADVISED = "circle", "sface", "p2sgrad"
 
 
 def per_class(columns, head, scale=1.0):

@@ -260,7 +260,9 @@ def combination(
 def class_margins(given: Tensor | Sequence[float] | None, margin: Margin, classes: int) -> Tensor:
     """Return m of all classes as given, or the margin's own m, on the CPU; require values in its domain."""
     if margin.m is None:
-        raise ValueError("class_margins and learn_margin need a margin that has an m; NoMargin has none.")
+        raise ValueError(
+            f"class_margins and learn_margin need a margin that has an m; {type(margin).__name__} has none."
+        )
     if given is None:
         return torch.tensor(margin.m, device="cpu")
     low, high = (torch.tensor(bound, device="cpu") for bound in margin.bounds())

@@ -102,7 +102,10 @@ def _from_counts(
         if {"class_margins", "class_offsets", "class_counts"} & given.keys():
             return {}  # they say the same
         raise TypeError(f"{name} needs counts=, the number of training samples of each of the {classes} classes.")
-    return recipe.by_counts(checked_counts(counts, classes), margin, 1.0 if tau is None else tau)
+    found = recipe.by_counts(checked_counts(counts, classes), margin, 1.0 if tau is None else tau)
+    if twice := found.keys() & given.keys():
+        raise TypeError(f"{name} makes {', '.join(twice)} of its counts; give one of the two.")
+    return found
 
 
 def as_markdown() -> str:

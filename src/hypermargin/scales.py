@@ -26,6 +26,16 @@ def psi_at(margin: float | Margin, theta: float) -> float:
     return float(margin.psi(torch.tensor(theta, dtype=torch.float64)))
 
 
+class NoScaleError(ValueError):
+    """There is no rule for the s of this margin."""
+
+    def __init__(self, margin: Margin) -> None:
+        super().__init__(
+            f"no s can be advised for {margin.name}: its target and rivals do not count as cosines, which the rule "
+            "for s supposes. Give a number; `create_head` has its paper's."
+        )
+
+
 def check_probability(probability: float) -> None:
     """Require a probability that a finite scale can reach."""
     if not 0 < probability < 1:
@@ -166,6 +176,8 @@ def lower_bounds(classes: int, phi: float, margin: Margin, probability: float, t
 @functools.lru_cache
 def advised_scale(classes: int, dim: int, margin: Margin) -> float:
     """Return the s of `advise.recommend` for this margin; 1 for a single class, which has no rivals."""
+    if not margin.is_cosine:
+        raise NoScaleError(margin)
     if classes < 2:
         return 1.0
     phi = largest_angle(classes, dim)
@@ -185,10 +197,13 @@ def needed_scale(
         return 1.0
     assert margin is not None  # callers without a margin always give a scale
     if scale is None:
+        way = "a number (64 in most papers)."
+        if margin.is_cosine:
+            s = advised_scale(classes, dim, margin)
+            way = f'scale="advised" ({s:g} for {classes:,} classes in {dim} dimensions), or {way}'
         raise ValueError(
             "scale must be given with unit features: cosines lie within 2 of each other, and with a scale of 1 the "
-            f'loss hardly falls. Use scale="advised" ({advised_scale(classes, dim, margin):g} for {classes:,} '
-            f"classes in {dim} dimensions), or a number (64 in most papers)."
+            f"loss hardly falls. Use {way}"
         )
     if scale != "advised":
         raise TypeError(f'scale must be a number; got {scale!r}. "advised" finds one for so many classes.')

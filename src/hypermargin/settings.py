@@ -86,8 +86,8 @@ class HeadSettings:
             )
         self._check_scale()
         if self.learn_margin and self.margin.m is None:
-            raise ValueError("class_margins and learn_margin need a margin that has an m; NoMargin has none.")
-        if self.learn_margin and isinstance(self.margin.m, float) and self.margin.m < self.margin.zero:  # type: ignore[operator]
+            raise ValueError(f"learn_margin needs a margin that has an m; {type(self.margin).__name__} has none.")
+        if self.learn_margin and self.margin.rises_with_m():
             raise ValueError(f"learn_margin rewards a larger m, and a smaller one is more margin in {self.margin}.")
         if self.learn_margin and self.gradient == "straight":
             raise ValueError('learn_margin=True needs gradient="exact"; "straight" gives m no gradient.')
@@ -240,8 +240,9 @@ OTHER_NAMES = {
     "s": "scale", "gamma": "scale", "embedding_size": "dim", "in_features": "dim", "num_classes": "classes",
     "out_features": "classes", "num_subcenters": "centers", "sub_centers": "centers", "centres": "centers",
     "K": "centers",
-    "t_alpha": "momentum", "easy_margin": 'beyond="easy" of ArcFace', "loss_weight": "a factor on the loss you get",
+    "r": "scale", "easy_margin": 'beyond="easy" of ArcFace', "loss_weight": "a factor on the loss you get",
 }  # fmt: skip
+OTHER_NAMES_OF_SOME = {"t_alpha": "momentum", "lam": "positive"}  # where a head has them
 
 
 class UnknownSettingError(TypeError):
@@ -249,6 +250,8 @@ class UnknownSettingError(TypeError):
 
     def __init__(self, who: str, key: str, value: object, allowed: Sequence[str]) -> None:
         known = OTHER_NAMES.get(key)
+        if OTHER_NAMES_OF_SOME.get(key) in allowed:
+            known = OTHER_NAMES_OF_SOME[key]
         if known is None:
             hint = checks.near(key, allowed)
         elif known in allowed:

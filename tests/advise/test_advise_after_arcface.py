@@ -28,8 +28,14 @@ def test_no_band_is_wider_than_the_classes_it_leaves(name):
 
 @pytest.mark.parametrize("name", UNADVISED)
 def test_where_the_rule_does_not_reach_it_says_so(name):
-    with pytest.raises(ValueError, match="cannot be met"):
-        recommend(30, 2, margin=name)
+    for ask in (
+        lambda: recommend(1000, 128, margin=name),
+        lambda: hm.create_head(name, 128, 1000, scale="advised"),
+    ):
+        with pytest.raises(ValueError, match=rf"no s can be advised for {name}: .*Give a number"):
+            ask()
+    with pytest.raises(ValueError, match=r"scale must be given.* Use a number"):
+        hm.create_head(name, 128, 1000, scale=None)
 
 
 def test_the_band_of_sphereface2():
@@ -38,7 +44,22 @@ def test_the_band_of_sphereface2():
     b = (theta12 - band_width(margin, theta12)) / 2
     g = lambda theta: 2 * ((1 + math.cos(theta)) / 2) ** 3 - 1  # noqa: E731
     assert g(b) - 0.3 == pytest.approx(g(theta12 - b) + 0.3, abs=1e-9)
-    assert math.isnan(recommend(1000, 128, margin="sphereface2").floor)
+    for name in ("sphereface2", "uniface", "li-arcface", "mv-arcface"):  # which are not softmax with a margin alone
+        assert math.isnan(recommend(1000, 128, margin=name).floor)
+
+
+def test_the_band_where_rivals_count_for_more():
+    """Li-ArcFace: θ1 + m = θ2; two margins: θ1 + m = θ2 − m; SphereFace-R, version 2: mθ1 = θ2."""
+    for name, width in (
+        ("li-arcface", lambda advice: advice.m),
+        ("double-margin", lambda advice: 2 * advice.m),
+        ("sphereface-r", lambda advice: 0.2 * advice.centre_angle),
+    ):
+        for classes, dim in ((30, 2), (1000, 128)):
+            advice = recommend(classes, dim, margin=name)
+            assert advice.width == pytest.approx(width(advice), abs=1e-7)
+    assert recommend(1000, 128, margin="double-margin").m == 0.2
+    assert band_width(hm.margins.LiArcFace(0.4), 1.3) == pytest.approx(0.4)
 
 
 @pytest.mark.parametrize(
@@ -55,6 +76,13 @@ def test_the_band_of_sphereface2():
         ("dyn-arcface", "k1 and k2 are a guess"),
         ("adaptiveface", "margin_reward = 2.33 is the paper's λ = 70 at s = 30"),
         ("vpl", "from a batch of 5 on"),
+        ("curricularface", "takes some 459 steps"),
+        ("uniface", "begins at b/s = ln(10C)/s = 0.6"),
+        ("inter-topk", "k = 5 and m_prime = 0.06 are those of speaker recipes"),
+        ("npcface", "e^(s·a)"),
+        ("arcnegface", "alpha = 1.2 and sigma = 2"),
+        ("filter", "above = 0.4 is insightface's"),
+        ("sphereface-r", "count as 0.5"),
     ],
 )
 def test_own_numbers_have_reasons(run, name, words):

@@ -49,6 +49,59 @@ def test_in_blocks_of_classes(name):
         assert relative(a, b) < 1e-10
 
 
+HOSTILE = {
+    "norms of 1e4 and 0": lambda x, W, y, K: (x.mul_(1e4 / x.norm(dim=1, keepdim=True)), x[::3].zero_()),
+    "on its class and opposite": lambda x, W, y, K: x.copy_(
+        W[::K][y] * (1 - 3 * (torch.arange(len(y)) % 2))[:, None]
+    ),
+    "on another class and opposite": lambda x, W, y, K: x.copy_(
+        W[::K][(y + 1) % (len(W) // K)] * (1 - 3 * (torch.arange(len(y)) % 2))[:, None]
+    ),
+    "a dead center and equal ones": lambda x, W, y, K: (W[:K].zero_(), W[2 * K : 3 * K].copy_(W[K : 2 * K])),
+    "no label": lambda x, W, y, K: y.fill_(-100),
+    "lengths far apart": lambda x, W, y, K: x.mul_(torch.logspace(-3, 3, len(x), dtype=x.dtype)[:, None]),
+    "logits of 1e4": lambda x, W, y, K: x.add_(9 * W[::K][y]),
+}
+
+
+def hostile(name, case, backend, dtype=torch.float64, rows=N, classes=11):
+    """Losses, dX and dW of such a batch in a first step."""
+    given = {"counts": torch.arange(classes) % 7 + 1} if FAMILY[name].by_counts else {}
+    if case == "logits of 1e4" and FAMILY[name].unit_features:
+        given["scale"] = 1e4
+    head = hm.create_head(name, D, classes, backend=backend, reduction="none", **given).to(dtype)
+    rng = torch.Generator().manual_seed(3)
+    W = torch.randn(head.weight.shape, generator=rng, dtype=torch.float64)
+    x, y = (
+        torch.randn(rows, D, generator=rng, dtype=torch.float64),
+        torch.randint(0, classes, (rows,), generator=rng),
+    )
+    if case in HOSTILE:
+        HOSTILE[case](x, W, y, head.settings.centers.count)
+    with torch.no_grad():
+        head.weight.copy_(W)
+    leaf = x.to(dtype).requires_grad_()
+    loss = head(leaf, y)
+    loss.sum().backward()
+    return loss.detach(), leaf.grad, head.weight.grad
+
+
+SIZES = {"one class": (N, 1), "two classes": (N, 2), "one row": (1, 11), "no rows": (0, 11)}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_hostile_batches(name):
+    for case, size in {**dict.fromkeys(HOSTILE, (N, 11)), **SIZES}.items():
+        right = hostile(name, case, "dense", torch.float64, *size)
+        for dtype in (torch.float64, torch.float32):
+            ours = hostile(name, case, Chunked(chunk=3), dtype, *size)
+            for a, b in zip(ours, right, strict=True):
+                assert a.isfinite().all(), (case, dtype)
+                if dtype == torch.float64:
+                    largest = float(b.abs().max()) if b.numel() else 0.0
+                    torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9 * (1 + largest))
+
+
 # Heads whose rivals count by a rule are in test_fused_rules.py.
 @pytest.mark.skipif(bool(test_fused.reason), reason="the fused backend cannot run")
 @pytest.mark.parametrize("name", [n for n in HEADS if n not in {*POOLED, *VERSIONS} and FAMILY[n].rule.is_softmax])

@@ -403,6 +403,7 @@ def test_a_weight_without_gradient_must_be_declared():
     [
         (lambda: rules.InterTopK(k=2.5), r"InterTopK\(k=…\) must be a whole number; got 2.5"),
         (lambda: hm.create_head("curricularface", D, C, label_smoothing=0.1), "is about softmax's logits"),
+        (lambda: hm.create_head("circle", D, C, learn_margin=True), "a smaller one is more margin in Circle"),
         (lambda: hm.create_head("npcface", D, C, unit_weight=False), "needs unit_weight=True"),
         (lambda: mixed("inter-topk"), "has a threshold per row, and mix gives a row two targets"),
         (lambda: mixed("arcnegface"), "has a threshold per row, and mix gives a row two targets"),

@@ -147,11 +147,17 @@ def test_by_counts():
         (lambda: hm.create_head("arcface", 4, 3, counts=[1, 2, 3]), TypeError, "margins_from_counts"),
         (lambda: hm.create_head("ldam", 4, 3, counts=[1, 2, 3], tau=2.0), TypeError, "ldam has no tau"),
         (lambda: hm.create_head("adaface", 4, 3, t_alpha=0.1), TypeError, "It is called momentum here"),
+        (lambda: hm.create_head("sphereface2", 4, 3, lam=0.8), TypeError, "It is called positive here"),
+        (lambda: hm.create_head("arcface", 4, 3, t_alpha=0.1), TypeError, "no setting 't_alpha'. It takes"),
+        (
+            lambda: hm.create_head("balanced-softmax", 4, 3, counts=[1, 2, 3], class_offsets=[0.0] * 3),
+            TypeError, "balanced-softmax makes class_offsets of its counts; give one of the two",
+        ),
         (lambda: hm.create_head("expface", 4, 3, learn_margin=True), ValueError, "a smaller one is more margin"),
         (lambda: MagFace(l_a=50.0, u_a=20.0), ValueError, "l_a=…. must be below u_a"),
         (lambda: margins_from_counts([1, 2], "linear"), ValueError, "rule must be one of"),
     ],
-)
+)  # fmt: skip
 def test_words(call, error, words):
     with pytest.raises(error, match=words):
         call()

@@ -1,20 +1,25 @@
 """What a margin does between two classes whose centers are θ12 apart, and which margins do the same.
 
-On the arc between the centers θ1 + θ2 = θ12. A sample is class 1's with the margin while ψ(θ1) ≥ cos θ2, that is
-up to a boundary θ1 = b; class 2 mirrors it. The band between belongs to neither: width θ12 − 2b.
+On the arc between the centers θ1 + θ2 = θ12. A sample is class 1's with the margin while ψ(θ1) ≥ cos θ2, or what a
+rule makes of that, so up to a boundary θ1 = b; class 2 mirrors it. The band between is no class's: width θ12 − 2b.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
+from typing import Any, cast
 
-from hypermargin import checks
-from hypermargin.margins import ArcFace, Combined, CosFace, Margin, NoMargin, SphereFace, SphereFace2
+import torch
+
+from hypermargin import checks, rules
+from hypermargin.margins import ArcFace, Combined, CosFace, Margin, NoMargin, SphereFace
+from hypermargin.rules import SOFTMAX, Filter, Rule
 from hypermargin.scales import check_angle, psi_at
 
 
-def band_width(margin: Margin, theta12: float) -> float:
+def band_width(margin: Margin, theta12: float, rule: Rule | None = None) -> float:
     """Return the angular width of the band between two classes at θ12 that no class may enter.
 
         SphereFace   (m−1)/(m+1)·θ12                        m·θ1 = θ2
@@ -25,10 +30,12 @@ def band_width(margin: Margin, theta12: float) -> float:
     and by bisection for any other decreasing ψ. If not even a sample on its center meets the margin
     (ψ(0) < cos θ12: ArcFace m > θ12, CosFace m > 1 − cos θ12), the band is the whole arc: θ12.
     A negative width is an overlap, from margins that reward (Combined with m1 < 1).
+    `rule` is what a rival counts as: that of the margin's own name unless given.
     """
     check_angle("theta12", theta12, zero=False)
-    boundary = _closed_boundary(margin, theta12)
-    return theta12 - 2 * (_numeric_boundary(margin, theta12) if boundary is None else boundary)
+    rule = rule_beside(margin) if rule is None else rule
+    boundary = None if _moves_rivals(rule) else _closed_boundary(margin, theta12)
+    return theta12 - 2 * (_numeric_boundary(margin, theta12, rule) if boundary is None else boundary)
 
 
 def _closed_boundary(margin: Margin, theta12: float) -> float | None:
@@ -48,25 +55,39 @@ def _closed_boundary(margin: Margin, theta12: float) -> float | None:
     return None
 
 
-def _numeric_boundary(margin: Margin, theta12: float) -> float:
+def _numeric_boundary(margin: Margin, theta12: float, rule: Rule = SOFTMAX) -> float:
     """Find b by bisection: ψ(θ1) − cos(θ12 − θ1) falls all the way, from ψ(0) − cos θ12 to ψ(θ12) − 1 ≤ 0."""
     low, high = 0.0, theta12
-    if psi_at(margin, 0.0) < rival_at(margin, theta12):
+    if psi_at(margin, 0.0) < rival_at(rule, theta12):
         return 0.0
     for _ in range(60):
         middle = (low + high) / 2
-        if psi_at(margin, middle) >= rival_at(margin, theta12 - middle):
+        if psi_at(margin, middle) >= rival_at(rule, theta12 - middle):
             low = middle
         else:
             high = middle
     return (low + high) / 2
 
 
-def rival_at(margin: Margin, theta: float) -> float:
-    """Return what a rival at this angle counts as beside the margin: its cosine, of SphereFace2 g(cos θ) + m."""
-    if isinstance(margin, SphereFace2):
-        return 2 * math.pow((1 + math.cos(theta)) / 2, margin.t) - 1 + margin.m
-    return math.cos(theta)
+def rule_beside(margin: Margin, usual: Rule = SOFTMAX) -> Rule:
+    """Return the rule beside a margin, that of its name or `usual`; a field that both have is the margin's."""
+    rule: Any = rules.get(margin.name)() if margin.name in rules.names() else usual
+    own = {field.name for field in dataclasses.fields(cast("Any", margin))}
+    both = {f.name: getattr(margin, f.name) for f in dataclasses.fields(rule) if f.name in own}
+    found: Rule = dataclasses.replace(rule, **both)
+    return found
+
+
+def rival_at(rule: Rule, theta: float) -> float:
+    """Return what a rival at this angle counts as: its cosine, where that does not depend on the row."""
+    if not _moves_rivals(rule):
+        return math.cos(theta)
+    return float(rule.rho(torch.tensor(math.cos(theta), dtype=torch.float64), None))
+
+
+def _moves_rivals(rule: Rule) -> bool:
+    """Whether rivals count for more or less all along the arc; a filter only leaves out the nearest."""
+    return not (rule.is_identity or rule.row_numbers or isinstance(rule, Filter))
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,17 @@ from hypermargin.margins import (
     X2Softmax,
 )
 from hypermargin.recipes import FAMILY
-from hypermargin.rules import MVSoftmax
+from hypermargin.rules import (
+    ArcNegFace,
+    CurricularFace,
+    Filter,
+    InterTopK,
+    MVSoftmax,
+    NPCFace,
+    Rule,
+    SphereFaceR,
+    UniFace,
+)
 from hypermargin.views import VariationalPrototypes
 
 if TYPE_CHECKING:
@@ -116,12 +126,8 @@ def _of_head(head: str, advice: Recommendation) -> list[str]:
             f"{view.within:g} steps show all {advice.classes:,} classes from a batch of "
             f"{math.ceil(advice.classes / view.within):,} on. It has a second table as large as the class vectors."
         ]
-    if isinstance(recipe.rule, MVSoftmax):
-        more = advice.s * recipe.rule.t
-        return [
-            f"MV-Softmax: t = {recipe.rule.t:g} is the paper's, for s = 32. A hard rival at a cosine of 0 counts "
-            f"e^(s·t) = {math.exp(more):.3g} times; so do mislabelled samples' true classes: with noise lower t."
-        ]
+    if said := _of_rule(recipe.rule, advice):
+        return [said]
     if recipe.centers.soft:
         return [
             f"Soft centers: {recipe.centers.count} per class is the paper's, for classes that look several ways; a "
@@ -136,3 +142,51 @@ def _of_head(head: str, advice: Recommendation) -> list[str]:
             f"{recipe.centers.count * advice.classes:,} instead of {advice.classes:,}."
         ]
     return []
+
+
+def _of_rule(rule: Rule, advice: Recommendation) -> str:
+    match rule:
+        case MVSoftmax(t=t):
+            return (
+                f"MV-Softmax: t = {t:g} is the paper's, for s = 32. A hard rival at a cosine of 0 counts e^(s·t) = "
+                f"{math.exp(advice.s * t):.3g} times; so do mislabelled samples' true classes: with noise lower t."
+            )
+        case CurricularFace(momentum=momentum):
+            steps = math.ceil(math.log(100) / -math.log1p(-momentum)) if momentum < 1 else 1
+            return (
+                f"CurricularFace: momentum = {momentum:g} is that of the paper's code. t begins at 0, where hard "
+                f"rivals count for less than their cosine, and takes some {steps} steps to become the mean cosine "
+                "of your targets; more in a short run is a guess."
+            )
+        case UniFace(l=weight):
+            b = math.log(10 * advice.classes)
+            return (
+                f"UniFace: the rule for s is made for softmax, and a guess here; the paper has 64 and l = "
+                f"{weight:g}. The threshold begins at b/s = ln(10C)/s = {b / advice.s:.2g}, and targets have "
+                "to get m above it: where they do not, take a larger s."
+            )
+        case InterTopK(k=k, m_prime=m_prime):
+            return (
+                f"Inter-top-k: k = {k:g} and m_prime = {m_prime:g} are those of speaker recipes, for m = 0.2 and "
+                "thousands of speakers; a guess elsewhere."
+            )
+        case NPCFace(t=t, a=a, reach=reach):
+            return (
+                f"NPCFace: t = {t:g}, a = {a:g} and reach = {reach:g} are its code's, for faces; a hard rival at a "
+                f"cosine of 0 counts e^(s·a) = {math.exp(advice.s * a):.3g} times. A guess elsewhere."
+            )
+        case ArcNegFace(alpha=alpha, sigma=sigma):
+            return (
+                f"ArcNegFace: alpha = {alpha:g} and sigma = {sigma:g} are its codes', for faces; a guess elsewhere."
+            )
+        case Filter(above=above):
+            return (
+                f"Filter: above = {above:g} is insightface's, for identities of which some have two labels; how "
+                "many of yours have decides whether it helps."
+            )
+        case SphereFaceR(m=m):
+            return (
+                f"SphereFace-R, version 2: m = {m:g} is the paper's, at s = 30; rivals at a right angle count as "
+                f"{math.cos(math.pi / 2 / m):.2g}, and s is for plain ones: search s/2 and 2s."
+            )
+    return ""

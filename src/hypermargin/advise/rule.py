@@ -8,11 +8,20 @@ from dataclasses import dataclass, replace
 
 from hypermargin import checks
 from hypermargin.advise import own, reasons
-from hypermargin.advise.bands import band_width, rival_at
+from hypermargin.advise.bands import band_width, rival_at, rule_beside
 from hypermargin.advise.bounds import loss_floor
-from hypermargin.advise.usual import choose, named, settled
-from hypermargin.margins import Margin, NoMargin, SphereFace2
-from hypermargin.scales import check_angle, check_probability, largest_angle, lower_bounds, psi_at, typical_angle
+from hypermargin.advise.usual import choose, named, rule_of, settled
+from hypermargin.margins import Margin, NoMargin
+from hypermargin.rules import SOFTMAX
+from hypermargin.scales import (
+    NoScaleError,
+    check_angle,
+    check_probability,
+    largest_angle,
+    lower_bounds,
+    psi_at,
+    typical_angle,
+)
 
 
 @dataclass(frozen=True)
@@ -72,7 +81,10 @@ def recommend(
         raise ValueError("numbers are for a margin given by name; got a Margin, which has its own.")
     numbers = numbers or {}
     chosen = margin if isinstance(margin, Margin) else choose(margin, phi, dim, numbers)
-    if psi_at(chosen, 0.0) <= rival_at(chosen, phi):
+    if not chosen.is_cosine:
+        raise NoScaleError(chosen)
+    rule = rule_beside(chosen, rule_of(margin) if isinstance(margin, str) else SOFTMAX)
+    if psi_at(chosen, 0.0) <= rival_at(rule, phi):
         raise ValueError(
             f"margin {chosen} cannot be met: {classes} centers in {dim} dimensions are at most {phi:.3g} rad "
             f"apart, so even a sample on its center misses it. ArcFace's m must stay below {phi:.3g}, CosFace's "
@@ -90,8 +102,8 @@ def recommend(
         probability=probability,
         angle=theta,
         centre_angle=phi,
-        width=band_width(chosen, phi),
-        floor=math.nan if isinstance(chosen, SphereFace2) else loss_floor(classes, scales.s, chosen),
+        width=band_width(chosen, phi, rule),
+        floor=loss_floor(classes, scales.s, chosen) if rule.is_softmax else math.nan,
     )
     said = [
         *reasons.scale(advice, scales),

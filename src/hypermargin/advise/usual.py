@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from hypermargin import checks, margins
-from hypermargin.advise.bands import band_width, equivalent_margin
+from hypermargin.advise.bands import band_width, equivalent_margin, rule_beside
 from hypermargin.margins import (
     AdaFace,
     ArcFace,
@@ -18,6 +18,7 @@ from hypermargin.margins import (
     ElasticArcFace,
     ElasticCosFace,
     ExpFace,
+    LiArcFace,
     MagFace,
     Margin,
     NoMargin,
@@ -26,6 +27,7 @@ from hypermargin.margins import (
     X2Softmax,
 )
 from hypermargin.recipes import FAMILY
+from hypermargin.rules import SOFTMAX, DoubleMargin, Rule
 
 # What people use where nothing speaks against it. ArcFace's and CosFace's are the same band at π/2. SphereFace's
 # goes with a fixed scale (OpenSphere); the paper's 4 needs its λ.
@@ -51,7 +53,7 @@ def choose(name: str, phi: float, dim: int, numbers: Mapping[str, float]) -> Mar
             raise ValueError(
                 f"the margin of {name} has no number {key!r}; it has {takes}.{checks.near(key, known)}"
             )
-    fitted: Any = usual if numbers.keys() & {*usual.m_names, "k"} else _narrowed(usual, phi)
+    fitted: Any = usual if numbers.keys() & {*usual.m_names, "k"} else _narrowed(usual, phi, rule_of(name))
     if isinstance(fitted, MagFace) and not numbers.keys() & {"l_a", "u_a"}:
         longer = math.sqrt(dim / PAPERS_DIM)
         fitted = replace(fitted, l_a=_rounded(fitted.l_a * longer), u_a=_rounded(fitted.u_a * longer))
@@ -106,9 +108,14 @@ def settled(margin: Margin, s: float, numbers: Mapping[str, float]) -> Margin:
     )
 
 
-def _narrowed(usual: Margin, phi: float) -> Margin:
-    """Return the margin, or a smaller one whose band is half of φ."""
-    if band_width(usual, phi) <= phi / 2:
+def rule_of(name: str) -> Rule:
+    """Return the rule of the head of that name; softmax's for a margin."""
+    return FAMILY[name].rule if name in FAMILY else SOFTMAX
+
+
+def _narrowed(usual: Margin, phi: float, rule: Rule) -> Margin:
+    """Return the margin, or a smaller one whose band is half of φ, with rivals that count by the rule."""
+    if band_width(usual, phi, rule_beside(usual, rule)) <= phi / 2:
         return usual
     most = equivalent_margin(phi, arcface=phi / 2)
     match usual:
@@ -116,11 +123,11 @@ def _narrowed(usual: Margin, phi: float) -> Margin:
             return replace(usual, m=most.arcface, sigma=sigma * most.arcface / m)
         case ElasticCosFace(m=m, sigma=sigma):
             return replace(usual, m=most.cosface, sigma=sigma * most.cosface / m)
-        case ArcFace():
-            return replace(usual, m=most.arcface)
+        case ArcFace():  # a double margin is half on the rivals
+            return replace(usual, m=most.arcface / 2 if isinstance(rule, DoubleMargin) else most.arcface)
         case CosFace():
             return replace(usual, m=most.cosface)
-        case AdaFace(m=m) | ExpFace(m=m) | SphereFace2(m=m):
+        case AdaFace(m=m) | ExpFace(m=m) | LiArcFace(m=m) | SphereFace2(m=m):
             return _largest(lambda share: replace(usual, m=usual.zero + share * (m - usual.zero)), phi)
         case MagFace(l_m=short, u_m=long):
             return _largest(lambda share: replace(usual, l_m=share * short, u_m=share * long), phi)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from hypermargin import checks
 from hypermargin.advise import band_width, largest_angle, loss_floor, recommend
-from hypermargin.advise.bands import rival_at
 from hypermargin.advise.usual import draw
 from hypermargin.common.text import say
 from hypermargin.data import split
@@ -128,7 +127,7 @@ def _margin(planned: Planned) -> Iterator[Finding]:
         )  # fmt: skip
     if isinstance(margin, NoMargin) or planned.head.rule != SOFTMAX:
         return
-    if psi_at(margin, 0.0) <= rival_at(margin, phi):
+    if psi_at(margin, 0.0) <= math.cos(phi):
         yield Finding(
             "margin-infeasible", "wrong",
             f"{margin} cannot be met: with centers {_degrees(phi)} apart even a sample on its center misses it.",

@@ -42,6 +42,7 @@ class Margin:
     # `zero` is the m that means "no margin", and `m` below is this margin's own value. Each is a float, a tuple (a
     # tensor m given to `psi` then has them in its last dimension), or None if the margin has no m.
     zero: ClassVar[Numbers] = None
+    is_cosine: ClassVar[bool] = True  # target and rivals count about as cosines do; what is known of s supposes it
 
     def __init_subclass__(cls) -> None:
         if "psi" in vars(cls) and "of_g" not in vars(
@@ -97,6 +98,11 @@ class Margin:
         zero = constant(self.zero, strength)
         full = constant(self.m, strength) if m is None else m
         return zero + strength * (full - zero)
+
+    def rises_with_m(self) -> bool:
+        """Return whether a larger m raises ψ near the class, so that it is less margin."""
+        near, m = (torch.tensor(x, dtype=torch.float64, device="cpu") for x in (0.1, self.m))
+        return bool(self.psi(near, m + 0.01) > self.psi(near, m))
 
     def row_margin(self) -> RowMargin:
         """Return the module that gives every row its own m; the base's leaves m as it is."""

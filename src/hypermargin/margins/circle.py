@@ -17,6 +17,7 @@ class Circle(Margin):
 
     formula = "[1 + m − cos θ]·(cos θ − 1 + m)"
     zero = 0.0
+    is_cosine = False
     m: float = number(0.25, 0.0, 1.0, help="Relaxation: targets go for 1 + m, rivals for −m.")
 
     @property

@@ -15,6 +15,7 @@ class P2SGrad(Margin):
     """ψ(θ) = −(1 − cos θ)²/2: the squared distance of the cosine from 1."""
 
     formula = "−(1 − cos θ)²/2"
+    is_cosine = False
 
     def psi(self, theta: Tensor, m: Tensor | None = None) -> Tensor:
         """Return ψ(θ) = −(1 − cos θ)²/2."""

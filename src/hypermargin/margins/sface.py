@@ -16,6 +16,7 @@ class SFace(Margin):
     """ψ(θ) = w·cos θ, w = σ(k·(θ − a)) without gradient: a target nearer than a is left alone."""
 
     formula = "σ(k(θ − a))·cos θ"
+    is_cosine = False
     k: float = number(80.0, 0.0, open_low=True, help="How sharp both bounds are.")
     a: float = number(0.8, 0.0, 3.2, help="The angle down to which targets are drawn, in radians.")
 

@@ -18,6 +18,7 @@ from hypermargin.margins import number_fields
 from hypermargin.parallel import Shard, Sharded
 from hypermargin.parallel.partial_fc import PartialFC
 from hypermargin.recipes import FAMILY, named
+from hypermargin.scales import NoScaleError
 from hypermargin.training import by_counts
 from hypermargin.training.config import Config
 from hypermargin.training.head_settings import read_schedules
@@ -125,10 +126,8 @@ def resolve_head(config: Config, classes: int) -> tuple[Config, tuple[str, ...]]
     if recipe.group != "classic":
         try:
             advice = recommend(classes, config.dim, margin=version, numbers=given)
-        except ValueError as error:
-            if given or "cannot be met" not in str(error):
-                raise
-            return config, ()  # the advisor's rule is not for this one: it keeps its paper's s and numbers
+        except NoScaleError:
+            return config, ()  # it keeps its paper's s and numbers
     else:
         mine = dataclasses.replace(margin, **given) if given else margin.name  # type: ignore[type-var]  # all are
         advice = recommend(classes, config.dim, margin=mine)
