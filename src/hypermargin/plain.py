@@ -8,7 +8,7 @@ The numbers are those of `margin_softmax`'s own way through; what differs is how
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ from hypermargin.scales import needed_scale
 def plain_loss(
     backend: str | Backend, features: Tensor, weight: Tensor, labels: Tensor, margin: Margin, *,
     scale: float | Tensor | str | None, m: Tensor | None, lam: float | Tensor, gradient: str,
-    row_margin: RowMargin, ignore_index: int, reduction: str, check: bool | str,
+    row_margin: RowMargin, ignore_index: int, reduction: str, check: bool | Literal["auto"],
 ) -> Tensor | None:  # fmt: skip
     """Return the loss by a backend that has a short way for it; None for all others."""
     checks.features_and_weight(features, weight)
