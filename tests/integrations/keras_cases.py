@@ -188,10 +188,10 @@ class OwnBackbone(keras.Model):
 
     def __init__(self, **options):
         super().__init__(**options)
-        self.last = keras.layers.Dense(6)
+        self.first, self.last = keras.layers.Dense(16, activation="relu"), keras.layers.Dense(6)
 
     def call(self, x):
-        return self.last(x)
+        return self.last(self.first(x))
 
 
 def own_backbone():
