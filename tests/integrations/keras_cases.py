@@ -244,7 +244,7 @@ def test_mixed_precision(way, policy):
     assert keras.backend.standardize_dtype(model.layers[0].compute_dtype) != "float32"
 
 
-@pytest.mark.skipif(BACKEND == "torch", reason="torch.compile of a whole step needs a C++ compiler")
+@pytest.mark.skipif(BACKEND == "torch", reason="torch.compile of a whole step takes minutes")
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 def test_jit_compile_finds_the_same(way):
     x, y = blobs(128)
