@@ -90,22 +90,28 @@ def margin(name: str, numbers: Mapping[str, Any] | None = None) -> Margin:
     if unknown := given.keys() - NUMBERS[kind].keys():
         known = ", ".join(NUMBERS[kind]) or "no numbers"
         raise TypeError(f"{name} has no {', '.join(sorted(unknown))}; its margin has {known}.")
-    named = {NUMBERS[kind][key]: value for key, value in {**CLASSIC[name].numbers, **given}.items()}
-    for key, value in named.items():
-        _check_number(name, key, value, open_low=kind == "combined")
+    named = {}
+    for key, value in {**CLASSIC[name].numbers, **given}.items():
+        part = NUMBERS[kind][key]
+        _check_number(f"{name}: {key}", part, value, open_low=kind == "combined")
+        named[part] = value
     return Margin(kind, **named, beyond=beyond)
 
 
-def _check_number(name: str, key: str, value: Any, *, open_low: bool) -> None:
+def _check_number(what: str, part: str, value: Any, *, open_low: bool) -> None:
     """Require a plain number to be in its domain; an array is taken as it is."""
+    if value is None or isinstance(value, bool | str):
+        raise TypeError(f"{what} must be a number or an array; got {value!r}.")
     if not isinstance(value, int | float):
         return
-    low, high = LIMITS[key]
-    inside = value > 0 if key == "m1" and open_low else low <= value < high
-    if not inside:
-        low, bracket = (0.0, "(") if key == "m1" and open_low else (low, "[")
-        hint = f" {value:g} degrees are {math.radians(value):.4g}." if key == "m2" and value > math.pi else ""
-        raise ValueError(f"{name}: {key} must lie in {bracket}{low:g}, {high:.6g}); got {value:g}.{hint}")
+    low, high = LIMITS[part]
+    open_low = open_low and part == "m1"
+    if open_low:
+        low = 0.0
+    if not (low < value if open_low else low <= value) or value >= high:
+        hint = f" {value:g} degrees are {math.radians(value):.4g}." if part == "m2" and value > math.pi else ""
+        bracket = "(" if open_low else "["
+        raise ValueError(f"{what} must lie in {bracket}{low:g}, {high:.6g}); got {value:g}.{hint}")
 
 
 def one_of(what: str, value: object, allowed: Iterable[str]) -> None:
@@ -115,6 +121,20 @@ def one_of(what: str, value: object, allowed: Iterable[str]) -> None:
         near = difflib.get_close_matches(str(value), known, 1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"{what} must be one of {', '.join(map(repr, known))}; got {value!r}.{hint}")
+
+
+def whole(what: str, value: object, hint: str = "") -> None:
+    """Require a whole number, at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{what} must be a whole number, at least 1{hint}; got {value!r}.")
+
+
+def number(what: str, value: object, *, positive: bool, instead: str = "") -> None:
+    """Require a number above 0, or one that is at least 0."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{what} must be a number{instead}; got {value!r}.")
+    if not (value > 0 if positive else value >= 0) or value == math.inf:
+        raise ValueError(f"{what} must be finite and {'above' if positive else 'at least'} 0; got {value:g}.")
 
 
 class Rows(NamedTuple):
@@ -184,24 +204,27 @@ def target(xp: Any, rows: Rows, own: Any, unit_weight: bool, psi: Margin, lam: A
     return product + length * psi.lift(xp, angle(xp, rows.direction, direction)) / (1 + lam)
 
 
-def rivals_of(xp: Any, z: Any, labels: Any) -> Any:
-    """Return z with the label of every row hidden, (N, C)."""
-    own = xp.arange(z.shape[-1], dtype="int32")[None, :] == labels[:, None]
-    return xp.where(own, xp.full_like(z[:1, :1], HIDDEN), z)
+def rivals_of(xp: Any, z: Any, labels: Any, usable: Any = None) -> Any:
+    """Return z with the label of every row hidden, and all of the rows that are not usable, (N, C)."""
+    hidden = xp.arange(z.shape[-1], dtype="int32")[None, :] == labels[:, None]
+    if usable is not None:
+        hidden = hidden | ~usable[:, None]
+    return xp.where(hidden, xp.full_like(z[:1, :1], HIDDEN), z)
 
 
-def usable_rows(xp: Any, x: Any, labels: Any, classes: int, most: float = math.inf) -> tuple[Any, Any, Any]:
-    """Return which rows can be computed with, and features and labels with 0 in those that cannot.
+def usable_rows(xp: Any, x: Any, labels: Any, classes: int, most: float = math.inf) -> tuple[Any, Any]:
+    """Return which rows can be computed with, and labels with 0 in those that cannot.
 
     A row with NaN, inf or a number beyond `most`, or with a label that is no class, has a loss of NaN and takes
     part in nothing.
     """
-    usable = (labels >= 0) & (labels < classes) & (xp.max(xp.abs(x), axis=-1) < most)
-    return (
-        usable,
-        xp.where(usable[:, None], x, xp.zeros_like(x[:1, :1])),
-        xp.where(usable, labels, xp.zeros_like(labels)),
-    )
+    usable = (labels >= 0) & (labels < classes) & (xp.max(xp.abs(xp.stop_gradient(x)), axis=-1) < most)
+    return usable, xp.where(usable, labels, xp.zeros_like(labels))
+
+
+def only(xp: Any, usable: Any, x: Any) -> Any:
+    """Return x with 0 in the rows that are not usable."""
+    return xp.where(usable[:, None], x, xp.zeros_like(x[:1, :1]))
 
 
 def row_losses(xp: Any, rivals: Any, own: Any, usable: Any) -> Any:

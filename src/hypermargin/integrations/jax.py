@@ -82,7 +82,9 @@ def margin_softmax(
         scale = 1.0
     dtype = jnp.promote_types(jnp.promote_types(features.dtype, weight.dtype), jnp.float32)
     counted = labels != ignore_index
-    usable, x, y = formula.usable_rows(ARRAYS, features.astype(dtype), labels, weight.shape[0])
+    x = features.astype(dtype)
+    usable, y = formula.usable_rows(ARRAYS, x, labels, weight.shape[0])
+    x = formula.only(ARRAYS, usable, x)
     b = jnp.zeros((), dtype) if bias is None else jnp.asarray(bias, dtype)
     rows = formula.scaled_rows(ARRAYS, x, jnp.asarray(scale, dtype), unit_features)
     found = rivals(rows.f, weight, y, b, unit_weight=unit_weight, block=block)
@@ -115,10 +117,7 @@ def rivals(
         w = formula.class_rows(ARRAYS, weight.astype(f.dtype), unit_weight)
         z = formula.rivals_of(ARRAYS, f @ w.T + bias, labels)
         return Rivals(w[labels], jax.nn.logsumexp(z, axis=-1), jax.lax.stop_gradient(z.max(axis=-1)))
-    if isinstance(block, bool) or not isinstance(block, int) or block < 1:
-        raise ValueError(
-            f"block must be a whole number of classes, at least 1, or None for all at once; got {block!r}."
-        )
+    formula.whole("block", block, ", or None for all classes at once")
     every = jnp.broadcast_to(bias, weight.shape[:1])
     return Rivals(*_in_blocks(unit_weight, min(block, weight.shape[0]), f, weight, every, labels))
 

@@ -16,16 +16,13 @@ def check_block(block: Any) -> int | None:
     """Return block, after checking that the backend can compute in blocks."""
     if block is None:
         return None
-    if isinstance(block, bool) or not isinstance(block, int) or block < 1:
-        raise ValueError(
-            f"block must be a whole number of classes, at least 1, or None for all at once; got {block!r}."
-        )
+    formula.whole("block", block, ", or None for all classes at once")
     if keras.backend.backend() not in ("jax", "torch"):
         raise ValueError(
             f"block={block} works on Keras's JAX and PyTorch backends, and this is {keras.backend.backend()}. "
             "Leave it out, or set the environment variable KERAS_BACKEND=jax."
         )
-    return block
+    return int(block)
 
 
 def rivals(
@@ -33,18 +30,23 @@ def rivals(
 ) -> Rivals:
     """Return the rivals of scaled features f (N, d), with the rows of the labels; `logits` may be there already."""
     if block is None or logits is not None:
-        w = formula.class_rows(OPS, weight, unit_weight)
-        z = OPS.matmul(f, ops.transpose(w)) if logits is None else logits
-        z = formula.rivals_of(OPS, z if bias is None or logits is not None else z + bias, labels)
-        return Rivals(
-            ops.take(w, labels, axis=0), ops.logsumexp(z, axis=-1), ops.stop_gradient(ops.max(z, axis=-1))
-        )
+        if logits is None:
+            logits = all_logits(f, weight, bias, unit_weight)
+        z = formula.rivals_of(OPS, logits, labels)
+        own = formula.class_rows(OPS, ops.take(weight, labels, axis=0), unit_weight)
+        return Rivals(own, ops.logsumexp(z, axis=-1), ops.max(ops.stop_gradient(z), axis=-1))
     if keras.backend.backend() == "jax":
         from hypermargin.integrations import jax
 
         b = ops.zeros((), f.dtype) if bias is None else bias
         return Rivals(*jax.rivals(f, weight, labels, b, unit_weight=unit_weight, block=block))
     return _chunked(f, weight, labels, bias, unit_weight, block)
+
+
+def all_logits(f: Any, weight: Any, bias: Any, unit_weight: bool) -> Any:
+    """Return ⟨f, w̃_j⟩ + b_j, (N, C)."""
+    z = OPS.matmul(f, ops.transpose(formula.class_rows(OPS, weight, unit_weight)))
+    return z if bias is None else z + bias
 
 
 def _chunked(f: Any, weight: Any, labels: Any, bias: Any, unit_weight: bool, block: int) -> Rivals:

@@ -13,9 +13,9 @@ from keras.optimizers.schedules import LearningRateSchedule
 from hypermargin.classic import CLASSIC
 from hypermargin.integrations import _formula as formula
 from hypermargin.integrations.keras._ops import OPS
-from hypermargin.integrations.keras._rivals import check_block, rivals
+from hypermargin.integrations.keras._rivals import all_logits, check_block, rivals
 from hypermargin.integrations.keras.loss import whole_labels, wide_dtype
-from hypermargin.integrations.keras.schedules import LambdaAnnealing, at
+from hypermargin.integrations.keras.schedules import LambdaAnnealing, MarginWarmup, at
 
 SERIALIZED = ("scale", "lam", "strength", "weight_initializer", "weight_regularizer")
 
@@ -81,18 +81,12 @@ class MarginHead(keras.layers.Layer):
         self._check()
 
     def _check(self) -> None:
-        if isinstance(self.classes, bool) or not isinstance(self.classes, int) or self.classes < 1:
-            raise ValueError(f"classes must be a whole number, at least 1; got {self.classes!r}.")
-        for name, least in (("scale", 0.0), ("lam", 0.0), ("strength", 0.0)):
+        formula.whole("classes", self.classes)
+        for name in ("scale", "lam", "strength"):
             value = getattr(self, name)
-            if isinstance(value, LearningRateSchedule):
-                continue
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise TypeError(f"{name} must be a number or a schedule such as MarginWarmup(1000); got {value!r}.")
-            if value < least or (name == "scale" and value == 0):
-                raise ValueError(
-                    f"{name} must be {'positive' if name == 'scale' else 'at least 0'}; got {value:g}."
-                )
+            if not isinstance(value, LearningRateSchedule):
+                instead = " or a schedule such as MarginWarmup(1000)"
+                formula.number(name, value, positive=name == "scale", instead=instead)
         if self.learn_scale and isinstance(self.scale, LearningRateSchedule):
             raise ValueError("scale is either learned or a schedule's; give one of the two.")
 
@@ -124,20 +118,18 @@ class MarginHead(keras.layers.Layer):
         """Return s·cos θ_j, times |x| and |W_j| where not normalised, plus bias."""
         x = ops.cast(features, self.compute_dtype)
         rows = formula.scaled_rows(OPS, x, self._scale(training), self.unit_features)
-        w = formula.class_rows(OPS, ops.convert_to_tensor(self.weight), self.unit_weight)
-        z = OPS.matmul(rows.f, ops.transpose(w))
-        return z if self.bias is None else z + self.bias
+        weight, bias = self._arrays()
+        return all_logits(rows.f, weight, bias, self.unit_weight)
 
     def losses_of(self, features: Any, labels: Any, training: bool = False, logits: Any = None) -> Losses:
         """Return the losses of a batch. `logits`, if they are there already, save a product."""
+        if len(features.shape) != 2:
+            raise ValueError(f"features must be (N, dim), one row per label; got {tuple(features.shape)}.")
         y = whole_labels(labels, features)
         x = ops.cast(features, self.compute_dtype)
-        usable, x, y = formula.usable_rows(OPS, x, y, self.classes)
-        rows = formula.scaled_rows(OPS, x, self._scale(training), self.unit_features)
-        weight = ops.convert_to_tensor(self.weight)
-        bias = None if self.bias is None else ops.convert_to_tensor(self.bias)
-        if logits is not None:
-            logits = ops.where(usable[:, None], logits, ops.zeros_like(logits[:1, :1]))
+        usable, y = formula.usable_rows(OPS, x, y, self.classes)
+        rows = formula.scaled_rows(OPS, formula.only(OPS, usable, x), self._scale(training), self.unit_features)
+        weight, bias = self._arrays()
         found = rivals(rows.f, weight, y, bias, self.unit_weight, self.block, logits)
         psi = self.psi.at_strength(self._now("strength", training))
         own = formula.target(OPS, rows, found.own, self.unit_weight, psi, self._now("lam", training))
@@ -158,6 +150,10 @@ class MarginHead(keras.layers.Layer):
             return value
         done = ops.convert_to_tensor(self.step)
         return at(value, done if training else ops.maximum(done - 1, 0), self.compute_dtype)
+
+    def _arrays(self) -> tuple[Any, Any]:
+        bias = None if self.bias is None else ops.convert_to_tensor(self.bias)
+        return ops.convert_to_tensor(self.weight), bias
 
     def _scale(self, training: bool) -> Any:
         if self.learned_scale is not None:
@@ -194,14 +190,16 @@ class MarginHead(keras.layers.Layer):
     def torch_state(self) -> dict[str, np.ndarray[Any, Any]]:
         """Return the state_dict of `hypermargin.create_head(head, dim, classes)`, as arrays.
 
+        LambdaAnnealing and MarginWarmup have their steps in it, for schedule=[LambdaAnnealing(…), MarginWarmup(…)].
+
         head.load_state_dict({name: torch.from_numpy(array) for name, array in layer.torch_state().items()})
         """
         scale = at(self._scale(False), 0, self.compute_dtype)
         state = {"weight": self.weight, "scale": ops.cast(scale, "float32")}
         if self.bias is not None:
             state["bias"] = self.bias
-        if isinstance(self.lam, LambdaAnnealing):
-            state["schedules.0.step"] = ops.cast(self.step, "int64")
+        both_have = (isinstance(self.lam, LambdaAnnealing), isinstance(self.strength, MarginWarmup))
+        state |= {f"schedules.{i}.step": ops.cast(self.step, "int64") for i in range(sum(both_have))}
         return {name: np.array(ops.convert_to_numpy(value)) for name, value in state.items()}
 
     def load_torch_state(self, state: Mapping[str, Any]) -> None:

@@ -54,6 +54,7 @@ class CosineDense(keras.layers.Layer):
         dtype: Any = None,
         **options: Any,
     ) -> None:
+        formula.whole("units", units)
         super().__init__(dtype=wide_dtype(dtype), **options)
         self.units = units
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
@@ -116,8 +117,8 @@ class MarginLoss(keras.losses.Loss):
                 f'MarginModel(backbone, MarginHead(classes, "{head}")).'
             )
         self.scale = CLASSIC[head].scale if scale is None else scale
-        if not self.scale > 0 or lam < 0:
-            raise ValueError(f"scale must be positive and lam at least 0; got {self.scale} and {lam}.")
+        formula.number("scale", self.scale, positive=True)
+        formula.number("lam", lam, positive=False)
         self.head, self.lam, self.numbers = head, lam, numbers
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
@@ -125,10 +126,10 @@ class MarginLoss(keras.losses.Loss):
         if len(y_pred.shape) != 2:
             raise ValueError(f"MarginLoss needs cosines of shape (N, C); got {tuple(y_pred.shape)}.")
         y = whole_labels(y_true, y_pred)
-        usable, c, y = formula.usable_rows(OPS, y_pred, y, y_pred.shape[1], most=1.01)  # ±1 and rounding
-        own = ops.take_along_axis(c, y[:, None], axis=1)[:, 0]
+        usable, y = formula.usable_rows(OPS, y_pred, y, y_pred.shape[1], most=1.01)  # ±1 and rounding
+        own = formula.only(OPS, usable, ops.take_along_axis(y_pred, y[:, None], axis=1))[:, 0]
         lift = self.psi.lift_of_cosine(OPS, own)
-        rivals = ops.logsumexp(formula.rivals_of(OPS, self.scale * c, y), axis=-1)
+        rivals = ops.logsumexp(formula.rivals_of(OPS, self.scale * y_pred, y, usable), axis=-1)
         return formula.row_losses(OPS, rivals, self.scale * (own + lift / (1 + self.lam)), usable)
 
     def get_config(self) -> dict[str, Any]:

@@ -38,10 +38,11 @@ class MarginModel(keras.Model):
 
     def build(self, input_shape: Any) -> None:
         """Build backbone and head."""
-        if not self.backbone.built:
-            self.backbone.build(input_shape)
+        # A symbolic call builds any backbone, a subclass of keras.Model too, which cannot say its output's shape.
+        x = keras.tree.map_shape_structure(lambda shape: keras.Input(batch_shape=shape), input_shape)
+        features = self.backbone(x)
         if not self.head.built:
-            self.head.build(self.backbone.compute_output_shape(input_shape))
+            self.head.build(features.shape)
 
     def call(self, x: Any, training: bool = False) -> Any:
         """Return logits without any margin; in training with blocks, the features."""
