@@ -101,8 +101,11 @@ def arguments(
         found["counts"] = counts
     if text is not None:
         plain = {name: value for name, value in overrides.items() if name not in BY_CLASS}
-        margin = head_settings(head, 2, 2, plain | placeholder(head, 2))[0].margin
-        found["class_margins"] = margins_by(text, margin, torch.ones(classes) if counts is None else counts)
+        settings, state = head_settings(head, 2, 2, plain | placeholder(head, 2))
+        if "class_margins" in state:  # which are all that it makes of counts
+            found.pop("counts", None)
+        counts = torch.ones(classes) if counts is None else counts
+        found["class_margins"] = margins_by(text, settings.margin, counts)
     return found
 
 
