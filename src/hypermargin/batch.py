@@ -103,7 +103,7 @@ def check_batch(
     N, here = features.shape[0], weight.shape[0] // centers.count
     if bias is not None:
         checks.class_bias(bias, here, features.device)
-    if not isinstance(scale, Tensor | float):
+    if not isinstance(scale, (Tensor, float)):
         scale = needed_scale(scale, unit_features, layout.classes(here), features.shape[1], margin)
     checks.row_scale(scale, N)
     if labels is None:

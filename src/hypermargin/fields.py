@@ -60,7 +60,7 @@ def _check_number(where: str, value: object, meta: Mapping[str, Any], tensors_go
     interval = f"{ends[0]}{meta['low']:g}, {meta['high']:.6g}{ends[1]}"
     if isinstance(value, Tensor):
         raise TypeError(f"{where} must be a plain number; got a tensor.{tensors_go and ' ' + tensors_go}")
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(
             f"{where} must be a number in {interval}; got {checks.shown(value)} ({type(value).__name__})."
         )

@@ -43,7 +43,7 @@ def whole_loss(
     checks.features_and_weight(features, weight)
     WHOLE.check_weight(weight, ONE)
     (N, d), C = features.shape, weight.shape[0]
-    if not isinstance(scale, Tensor | float):
+    if not isinstance(scale, (Tensor, float)):
         scale = needed_scale(scale, True, C, d, margin)
     checks.row_scale(scale, N)
     checks.labels_like("labels", labels, N, features.device)
