@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from hypermargin import checks
@@ -46,6 +47,8 @@ def check_fields(made: Any, tensors_go: str = "") -> None:
 
     `tensors_go` says, for the error message, where a tensor could be given instead.
     """
+    if torch.compiler.is_compiling():  # there it is made from one that was checked; and 2.6 cannot read metadata
+        return
     for field in dataclasses.fields(made):
         value, meta = getattr(made, field.name), field.metadata
         where = f"{type(made).__name__}({field.name}=…)"

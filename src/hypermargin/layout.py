@@ -148,7 +148,7 @@ class Layout:
         return check()
 
     def table(
-        self, weight: Tensor, batch: Batch, *, unit: bool, bias: Tensor | None = None, centers: Centers = ONE
+        self, weight: Tensor, batch: Batch, *, unit: bool, bias: Tensor | None, centers: Centers
     ) -> ClassTable:
         """Return the rows of the held classes that take part in this call."""
         y, m = batch.classes(), batch.class_m

@@ -84,7 +84,7 @@ class _LookLater(LookAhead):
 
     @functools.cached_property
     def _table(self) -> ClassTable:  # type: ignore[override]
-        return WHOLE.table(self._weight, self._batch, unit=True, bias=None)
+        return WHOLE.table(self._weight, self._batch, unit=True, bias=None, centers=ONE)
 
     @functools.cached_property
     def _rows(self) -> ScaledRows:  # type: ignore[override]

@@ -22,7 +22,9 @@ LARGEST_USUAL_SCALE = 64.0
 
 def psi_at(margin: float | Margin, theta: float) -> float:
     """Return ψ(θ) of one angle, in float64; a plain number is the m of CosFace."""
-    margin = CosFace(float(margin)) if isinstance(margin, (int, float)) else margin
+    if isinstance(margin, (int, float)):
+        CosFace(float(margin))  # which checks it
+        return math.cos(theta) - margin
     return float(margin.psi(torch.tensor(theta, dtype=torch.float64)))
 
 
