@@ -80,5 +80,4 @@ class ScaledClasses(ViewState):
             b = widen(bias, dtype)
             offset = offset + factor * b if times is None else offset + times + factor * (b - times)
         w = (unit(w) if table.unit else w) * factor.unsqueeze(1)
-        _, _, _, *rest = table
-        return ClassTable(w, False, offset, *rest)
+        return table.with_rows(w, False, offset)
