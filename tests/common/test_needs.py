@@ -19,6 +19,7 @@ def test_the_sentence_names_all_that_is_missing():
     assert not_installed("ONNX needs", "onnx", "onnxscript") == (
         "ONNX needs onnx and onnxscript, which are not installed. Run: pip install onnx onnxscript"
     )
+    assert not_installed("it needs", "a", "b", "c").startswith("it needs a, b and c, which are not installed.")
 
 
 def test_packages_are_found_by_the_names_an_index_has(monkeypatch):

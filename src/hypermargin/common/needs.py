@@ -10,7 +10,7 @@ ON_PATH = "It must be a module in the current directory or on PYTHONPATH"
 
 def not_installed(what: str, *packages: str) -> str:
     """Say which packages are missing and how to get them: `what` is "pictures need", say."""
-    names = " and ".join(packages)
+    names = " and ".join(filter(None, [", ".join(packages[:-1]), packages[-1]]))
     verb = "is" if len(packages) == 1 else "are"
     return f"{what} {names}, which {verb} not installed. Run: pip install {' '.join(packages)}"
 
