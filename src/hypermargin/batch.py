@@ -103,7 +103,7 @@ def check_batch(
     N, here = features.shape[0], weight.shape[0] // centers.count
     if bias is not None:
         checks.class_bias(bias, here, features.device)
-    if not isinstance(scale, Tensor | float):
+    if not isinstance(scale, (Tensor, float)):
         scale = needed_scale(scale, unit_features, layout.classes(here), features.shape[1], margin)
     checks.row_scale(scale, N)
     if labels is None:
@@ -121,8 +121,7 @@ def check_batch(
         used = (y != ignore_index).all(1)
         largest = torch.linalg.vector_norm(features.detach(), math.inf, dim=1)  # NaN if an entry is
         bad = used & ~(_are_classes(y, classes) & (largest < math.inf))
-    found = _with_margins(features, y, used, scale, margin, m, here, bad)
-    return found if mix is None else found._replace(share=mix[1])
+    return _with_margins(features, y, used, scale, margin, m, here, bad, 1.0 if mix is None else mix[1])
 
 
 def check_cosines(
@@ -183,6 +182,7 @@ def _with_margins(
     m: Tensor | None,
     classes: int,
     bad: Tensor | None = None,
+    share: float | Tensor = 1.0,
 ) -> Batch:
     """Return the batch with m, told by its shape: one for all, one per class (C,) or one per row (N, 1)."""
     if used is not None:
@@ -190,14 +190,14 @@ def _with_margins(
     if bad is not None:
         y = y.masked_fill(bad.unsqueeze(1), NO_CLASS)
     if m is None:
-        return Batch(x, y, used, scale, bad=bad)
+        return Batch(x, y, used, scale, share, bad=bad)
     own = None if margin is None else margin.m
     numbers = None if own is None else len(own) if isinstance(own, tuple) else 1
     checks.margin_tensor(m, numbers, len(y), classes)
     axes = m.dim() - (numbers != 1)
     if axes == 1:
-        return Batch(x, y, used, scale, class_m=m, bad=bad)
-    return Batch(x, y, used, scale, m=m, m_by_row=axes == 2, bad=bad)
+        return Batch(x, y, used, scale, share, class_m=m, bad=bad)
+    return Batch(x, y, used, scale, share, m=m, m_by_row=axes == 2, bad=bad)
 
 
 class ScaledRows(NamedTuple):

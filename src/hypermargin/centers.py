@@ -14,6 +14,7 @@ from hypermargin import checks
 from hypermargin.numerics import unit, wide_dtype, widen
 
 Pool = Literal["sum", "max", "soft"]
+POOLS = get_args(Pool)
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Centers:
 
     def __post_init__(self) -> None:
         checks.count("centers", self.count, 1, checks.MOST_CENTERS)
-        checks.one_of("pool", self.pool, get_args(Pool))
+        checks.one_of("pool", self.pool, POOLS)
         checks.in_range("gamma", self.gamma, 1e-3, math.inf)
         checks.in_range("together", self.together, 0.0, math.inf)
 

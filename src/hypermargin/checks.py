@@ -64,7 +64,7 @@ def count(name: str, value: object, least: int = 1, most: int | None = None) -> 
 
 def in_range(name: str, value: float, low: float, high: float, hint: str = "") -> None:
     """Require a plain number in [low, high)."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a number; got {shown(value)} ({type(value).__name__}).")
     if not low <= value < high or value > LARGEST:
         raise ValueError(f"{name} must lie in [{low:g}, {high:g}); got {number(value)}.{hint and ' ' + hint}")
@@ -72,7 +72,7 @@ def in_range(name: str, value: float, low: float, high: float, hint: str = "") -
 
 def positive(name: str, value: float) -> None:
     """Require a plain, finite number above zero."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a number; got {shown(value)} ({type(value).__name__}).")
     if not 0 < value <= LARGEST:
         raise ValueError(f"{name} must be positive and finite; got {number(value)}.")
@@ -226,7 +226,7 @@ def margin_object(margin: object) -> None:
     if hasattr(margin, "psi") and not isinstance(margin, type):
         return
     hint = " Make one of it: add ()." if isinstance(margin, type) else ""
-    if isinstance(margin, int | float) and not isinstance(margin, bool):
+    if isinstance(margin, (int, float)) and not isinstance(margin, bool):
         m = math.radians(margin) if margin > math.pi else margin
         degrees = f"; {margin:g} degrees are {m:.4g}" if margin > math.pi else ""
         hint = (

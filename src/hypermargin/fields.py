@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from hypermargin import checks
@@ -46,6 +47,8 @@ def check_fields(made: Any, tensors_go: str = "") -> None:
 
     `tensors_go` says, for the error message, where a tensor could be given instead.
     """
+    if torch.compiler.is_compiling():  # there it is made from one that was checked; and 2.6 cannot read metadata
+        return
     for field in dataclasses.fields(made):
         value, meta = getattr(made, field.name), field.metadata
         where = f"{type(made).__name__}({field.name}=…)"
@@ -60,7 +63,7 @@ def _check_number(where: str, value: object, meta: Mapping[str, Any], tensors_go
     interval = f"{ends[0]}{meta['low']:g}, {meta['high']:.6g}{ends[1]}"
     if isinstance(value, Tensor):
         raise TypeError(f"{where} must be a plain number; got a tensor.{tensors_go and ' ' + tensors_go}")
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(
             f"{where} must be a number in {interval}; got {checks.shown(value)} ({type(value).__name__})."
         )

@@ -37,6 +37,13 @@ class ClassTable(NamedTuple):
     picked: Tensor | None = None  # (S,)  which of the classes held here the rows are of; None: all, in order
     times: Tensor | None = None  # (C·K,)  PartialFC's correction, which is part of `bias`
 
+    def with_rows(self, weight: Tensor, unit: bool, bias: Tensor | None) -> ClassTable:
+        """Return the table with other rows and bias of the same classes; torch 2.6 cannot compile `_replace`."""
+        return ClassTable(
+            weight, unit, bias, self.local, self.inside, self.centers, self.m, self.is_empty, self.raised,
+            self.picked, self.times,
+        )  # fmt: skip
+
     def by_row(self, by_class: Tensor) -> Tensor:
         """Return numbers of the classes held here as one per row of `weight`."""
         if self.is_empty:
@@ -148,7 +155,7 @@ class Layout:
         return check()
 
     def table(
-        self, weight: Tensor, batch: Batch, *, unit: bool, bias: Tensor | None = None, centers: Centers = ONE
+        self, weight: Tensor, batch: Batch, *, unit: bool, bias: Tensor | None, centers: Centers
     ) -> ClassTable:
         """Return the rows of the held classes that take part in this call."""
         y, m = batch.classes(), batch.class_m

@@ -40,7 +40,7 @@ def plain_loss(
     fitted: Any = find_backend(backend).fitted(call)
     numbers = margin.of_g() if m is None and gradient == "exact" and type(row_margin) is RowMargin else None
     if numbers is not None and not isinstance(lam, Tensor) and hasattr(fitted, "whole_loss"):
-        if not isinstance(scale, Tensor | float):
+        if not isinstance(scale, (Tensor, float)):
             scale = needed_scale(scale, True, C, d, margin)
         checks.row_scale(scale, N)
         checks.labels_like("labels", labels, N, features.device)
@@ -90,7 +90,7 @@ class _LookLater(LookAhead):
 
     @functools.cached_property
     def _table(self) -> ClassTable:  # type: ignore[override]
-        return WHOLE.table(self._weight, self._batch, unit=True, bias=None)
+        return WHOLE.table(self._weight, self._batch, unit=True, bias=None, centers=ONE)
 
     @functools.cached_property
     def _rows(self) -> ScaledRows:  # type: ignore[override]

@@ -22,7 +22,9 @@ LARGEST_USUAL_SCALE = 64.0
 
 def psi_at(margin: float | Margin, theta: float) -> float:
     """Return ψ(θ) of one angle, in float64; a plain number is the m of CosFace."""
-    margin = CosFace(float(margin)) if isinstance(margin, int | float) else margin
+    if isinstance(margin, (int, float)):
+        CosFace(float(margin))  # which checks it
+        return math.cos(theta) - margin
     return float(margin.psi(torch.tensor(theta, dtype=torch.float64)))
 
 
@@ -191,7 +193,7 @@ def needed_scale(
     scale: float | Tensor | str | None, unit_features: bool, classes: int, dim: int, margin: Margin | None
 ) -> float | Tensor:
     """Return the scale as given, the advised one for "advised", or 1 for None if features keep their length."""
-    if isinstance(scale, Tensor | int | float):
+    if isinstance(scale, (Tensor, int, float)):
         return scale
     if scale is None and not unit_features:
         return 1.0

@@ -71,8 +71,8 @@ def scores(
         result = Scores(target, angle, norm, whole.rivals, layout.largest(found.hardest))
     if batch.used is not None:
         skipped = batch.y[:, 0] < 0
-        result = Scores._make(t.masked_fill(skipped.view(-1, *[1] * (t.dim() - 1)), math.nan) for t in result)
-    return result if of_all else Scores._make(layout.own(t, batch) for t in result)
+        result = Scores(*[t.masked_fill(skipped.view(-1, *[1] * (t.dim() - 1)), math.nan) for t in result])
+    return result if of_all else Scores(*[layout.own(t, batch) for t in result])
 
 
 def logits(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from hypermargin.centers import ONE, Centers
+from hypermargin.centers import Centers
 from hypermargin.layout import ClassTable, Layout, Share
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Wrapped(Layout):
         return self.inner.gather(check, asked, weight)
 
     def table(
-        self, weight: Tensor, batch: Batch, *, unit: bool, bias: Tensor | None = None, centers: Centers = ONE
+        self, weight: Tensor, batch: Batch, *, unit: bool, bias: Tensor | None, centers: Centers
     ) -> ClassTable:
         """Return the rows of the inner layout."""
         return self.inner.table(weight, batch, unit=unit, bias=bias, centers=centers)

@@ -8,6 +8,8 @@ import pytest
 
 import hypermargin
 from hypermargin.common.needs import absent, not_installed
+from hypermargin.diagnose.loading import load
+from hypermargin.training.models import create_model
 
 
 def test_the_sentence_names_all_that_is_missing():
@@ -17,12 +19,34 @@ def test_the_sentence_names_all_that_is_missing():
     assert not_installed("ONNX needs", "onnx", "onnxscript") == (
         "ONNX needs onnx and onnxscript, which are not installed. Run: pip install onnx onnxscript"
     )
+    assert not_installed("it needs", "a", "b", "c").startswith("it needs a, b and c, which are not installed.")
 
 
 def test_packages_are_found_by_the_names_an_index_has(monkeypatch):
     assert absent("numpy", "pillow", "scikit-learn", "no-such-package") == ["no-such-package"]
     monkeypatch.setitem(sys.modules, "PIL", None)
     assert absent("numpy", "pillow") == ["pillow"]
+
+
+def test_what_a_users_module_imports_is_told_from_the_module_itself(tmp_path, monkeypatch):
+    (tmp_path / "nets_of_mine.py").write_text("import no_such_backbone\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    what = "'nets_of_mine' imports what is not installed \\(No module named 'no_such_backbone'\\).$"
+    with pytest.raises(ValueError, match=f"^model 'nets_of_mine:build': {what}"):
+        create_model("nets_of_mine:build", (5,), 2)
+    with pytest.raises(ValueError, match=f"^criterion 'nets_of_mine:Loss': {what}"):
+        load("nets_of_mine:Loss", {}, dim=None, classes=None, trust=True)
+    with pytest.raises(ValueError, match=r"cannot import 'no_such_nets' .*\. It must be a module in the current"):
+        load("no_such_nets:Loss", {}, dim=None, classes=None, trust=True)
+
+
+def test_only_packages_that_an_index_has_are_to_be_installed(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pytorch_metric_learning", None)
+    with pytest.raises(ValueError, match=r"Run: pip install pytorch-metric-learning\.$"):
+        load("pytorch_metric_learning:ArcFaceLoss", {}, dim=None, classes=None, trust=False)
+    monkeypatch.setitem(sys.modules, "wespeaker", None)  # pip finds none
+    with pytest.raises(ValueError, match=r"It must be a module in the current directory or on PYTHONPATH\.$"):
+        load("wespeaker:ArcMarginProduct", {}, dim=None, classes=None, trust=False)
 
 
 def test_no_message_sends_people_to_an_index_for_this_package():

@@ -149,11 +149,18 @@ def test_decompression_bombs_are_refused(side):
         decode(bomb + encoded(noise(2, 2))[33:], (8, 8), "bomb.png")
 
 
-def test_without_pillow_the_extra_is_named(monkeypatch):
+@pytest.mark.parametrize("on_bad", ["error", "skip"])
+def test_without_pillow_it_is_named_and_no_image_is_called_bad(tmp_path, monkeypatch, on_bad):
     raw = encoded(noise(2, 2))
+    for name in ("a/1.png", "a/2.png", "b/1.png", "b/2.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(raw)
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with refused("x.png: ", "needs pillow", "pip install pillow"):
+    sentence = "^reading images needs pillow, which is not installed. Run: pip install pillow$"
+    with pytest.raises(ModuleNotFoundError, match=sentence):
         decode(raw, (2, 2), "x.png")
+    with pytest.raises(ModuleNotFoundError, match=sentence):
+        read_folder(tmp_path, on_bad=on_bad)
 
 
 # --- folders

@@ -159,7 +159,7 @@ def forward(
             z *= inverse
         z = of_classes.score(z)
         its_top, its_total = top, total
-        if hardest and not at_rows.is_identity:
+        if hardest and not at_rows.rule.is_identity:
             raw = z.clone() if bias is None else z + bias[columns]
             its_top = _mask_labels(raw, of_classes.labels, columns, -math.inf).amax(1)
         z = at_rows.rho(z)
@@ -168,7 +168,7 @@ def forward(
         if want_total:
             its_total = w.sum(0, dtype=f.dtype) if inverse is None else inverse @ w
         _mask_labels(z, of_classes.labels, columns, -math.inf)
-        if hardest and at_rows.is_identity:
+        if hardest and at_rows.rule.is_identity:
             its_top = z.amax(1)
         its_largest = largest
         if isinstance(aggregate, Additive):
@@ -293,12 +293,12 @@ def backward(
             _mask_labels(P, of_classes.labels, columns, 0.0)
         if need_bias and bias is not None:
             db[columns] = (factor.squeeze(1) @ P).to(bias.dtype)
-        if not at_rows.is_identity:
+        if not at_rows.rule.is_identity:
             its_length = (P * at_rows.slope_by_length(z)).sum(1, keepdim=True)
             P *= at_rows.slope(z)
         if pool:
             more = of_classes.by_length(P, by_row)
-            its_length = its_length if more is None else more if at_rows.is_identity else its_length + more
+            its_length = its_length if more is None else more if at_rows.rule.is_identity else its_length + more
             P = of_classes.spread(P, by_row)
         if inverse is not None:
             P *= inverse

@@ -20,7 +20,7 @@ them. A second derivative (or torch.func) uses the dense formula, and its memory
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -78,7 +78,7 @@ class Chunked:
             chunk = chunk_for(call.rows, call.classes, call.device)
         if operands is None and REDUCED_OPERANDS_WORK:
             operands = autocast_operands(call.device)
-        return replace(self, chunk=chunk, operands=operands)
+        return Chunked(chunk=chunk, keep=self.keep, operands=operands)
 
     def explain(self, call: Call) -> str:
         """Return a sentence that says how large the blocks are."""
@@ -174,5 +174,5 @@ class _Node(torch.autograd.Function):
                 f, weight, bias, local, rivals, norms, plain, exps, by_rows, by_rivals, by_total, unit_weight,
                 chunk, kept, operands, rule, pool, length, threshold, *needed[:3],
             )  # fmt: skip
-        df, dW, db = (grad if need else None for grad, need in zip(grads, needed[:3], strict=False))
+        df, dW, db = (grad if need else None for grad, need in zip(grads[:3], needed[:3], strict=True))
         return df, dW, db, *[None] * 9, grads[3] if needed[-2] else None, None

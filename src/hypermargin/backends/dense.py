@@ -55,7 +55,7 @@ class Dense:
         z, bias = self._products(f, w), table.column_bias()
         if table.centers.pooled:
             z = table.centers.score(table.centers.by_class(z), rule.length)
-        if rule.is_identity:
+        if rule.rule.is_identity:
             z = raw = _without_labels(_plus(z, bias), table)
         else:
             raw, z = (_without_labels(_plus(each, bias), table) for each in (z, rule.rho(z)))
@@ -181,7 +181,7 @@ def differentiable_gradients(
     P = rule.rule.aggregate.gradient(_plus(rule.rho(z), bias), rivals).masked_fill(off, 0.0) * by_rivals[:, None]
     db = None if bias is None else P.sum(0).to(bias.dtype)
     by_length = None
-    if not rule.is_identity:
+    if not rule.rule.is_identity:
         by_length = (P * rule.slope_by_length(z)).sum(1, keepdim=True)
         P = P * rule.slope(z)
     if by_center is not None:

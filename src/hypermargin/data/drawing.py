@@ -81,6 +81,6 @@ def _open_font(path: Path, index: int, pixels: int) -> Face:
 
 
 def check_drawable() -> None:
-    """Refuse where a package that draws is missing."""
-    for package in absent("pillow", "matplotlib"):
-        raise missing(package)
+    """Refuse where packages that draw are missing."""
+    if lacking := absent("pillow", "matplotlib"):
+        raise missing(*lacking)

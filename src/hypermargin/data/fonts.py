@@ -80,9 +80,9 @@ def matplotlib_fonts() -> Path:
     return Path(matplotlib.get_data_path(), "fonts", "ttf")
 
 
-def missing(package: str) -> DataError:
-    """Make the error that says which package is not there, and how to get it."""
-    return DataError(not_installed("data 'glyphs' needs", package))
+def missing(*packages: str) -> DataError:
+    """Make the error that says which packages are not there, and how to get them."""
+    return DataError(not_installed("data 'glyphs' needs", *packages))
 
 
 def open_faces(files: dict[Path, bytes], box: int, among: str | None, on_bad: str) -> tuple[list[Face], list[Bad]]:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hypermargin import checks
+from hypermargin.common.needs import absent
 from hypermargin.common.tensor_files import read_npz
 from hypermargin.common.text import Say
 from hypermargin.data.base import TEST, TRAIN, UNREADABLE, UNUSED, VALIDATION, Bad, Data, DataError, Rows
@@ -74,7 +75,7 @@ def glyphs(
         from PIL import __version__ as pillow
         from PIL import features
     except ModuleNotFoundError:
-        raise missing("pillow") from None
+        raise missing(*absent("pillow", "matplotlib")) from None
     files = font_files(fonts and Path(fonts))
     settings = VERSION, size, seed, characters and sorted(characters), on_bad
     versions = pillow, features.version("freetype2"), unicodedata.unidata_version

@@ -67,6 +67,8 @@ def decode(raw: bytes, shape: tuple[int, ...], where: str) -> Array:
         raise DataError(f"{where}: {error}") from None
     except MemoryError:
         raise DataError(f"{where}: there is not enough memory to decode it. {REMEDY}") from None
+    except ModuleNotFoundError:  # no pillow: nothing is wrong with the image, and none is left out for it
+        raise
     except Exception as error:  # decoders raise OSError, SyntaxError, struct.error, IndexError, … as they please
         raise DataError(f"{where}: the image is broken ({reason(error)}). {REMEDY}") from error
 
@@ -79,6 +81,8 @@ def probe(raw: bytes, where: str) -> tuple[int, ...]:
         gray = image.mode in GRAY or image.mode.startswith("I;")
     except DataError as error:
         raise DataError(f"{where}: {error}") from None
+    except ModuleNotFoundError:  # no pillow
+        raise
     except Exception as error:  # as in `decode`
         raise DataError(f"{where}: the image is broken ({reason(error)}). {REMEDY}") from error
     return (height, width) if gray else (height, width, 3)
@@ -112,7 +116,7 @@ def _open(raw: bytes) -> Image:
     try:
         from PIL import Image, UnidentifiedImageError
     except ModuleNotFoundError:
-        raise DataError(not_installed("reading images needs", "pillow")) from None
+        raise ModuleNotFoundError(not_installed("reading images needs", "pillow"), name="PIL") from None
     most = most_pixels()
     # Pillow warns from this number on and refuses twice as many. Ours is less, unless it was raised.
     if Image.MAX_IMAGE_PIXELS is not None and most > Image.MAX_IMAGE_PIXELS:

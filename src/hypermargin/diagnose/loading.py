@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hypermargin import checks
+from hypermargin.common.needs import ON_PATH, not_imported
 from hypermargin.common.text import first_line
 from hypermargin.diagnose.forms import CLASS_NAMES, CLASSES, DIM, build, has_classes
 
@@ -23,6 +24,7 @@ KNOWN = {
     "torch": "torch.nn",
     "wespeaker": "wespeaker.models.projections",
 }
+ON_INDEX = ("pytorch_metric_learning", "speechbrain")  # those that pip finds, with their losses
 
 
 class Untrusted(ValueError):  # noqa: N818  it says what the name is
@@ -85,11 +87,8 @@ def _find(name: str, trust: bool) -> Any:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         package = module_name.split(".")[0]
-        how = (
-            f"Run: pip install {package.replace('_', '-')}" if package in KNOWN
-            else "It must be a module in the current directory or on PYTHONPATH"
-        )  # fmt: skip
-        raise ValueError(f"criterion {name!r}: cannot import {module_name!r} ({error}). {how}.") from None
+        how = f"Run: pip install {package.replace('_', '-')}" if package in ON_INDEX else ON_PATH
+        raise ValueError(f"criterion {name!r}: {not_imported(module_name, error, how)}") from None
     except Exception as error:
         told = f"{type(error).__name__}: {first_line(error)}".rstrip(".")
         raise ValueError(f"criterion {name!r}: importing {module_name!r} failed ({told}).") from error

@@ -173,8 +173,6 @@ def read_one(path: Path, prefix: str = "", allow_older: bool = False, centers: i
                 f"{path}: it is damaged, or holds Python objects, which are not read, because they can run any "
                 "program. Save plain tensors: torch.save(module.state_dict(), path)."
             ) from None
-        if isinstance(error, ModuleNotFoundError):
-            raise
         kind, first = type(error).__name__, first_line(error)
         raise ValueError(f"{path}: not a readable {path.suffix} file ({kind}: {first}).") from None
     try:

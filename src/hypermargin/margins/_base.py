@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
@@ -138,6 +139,13 @@ class MarginAtRows(NamedTuple):
         if isinstance(self.lam, Tensor) or self.lam:
             lift = lift / (1 + self.lam)
         return lift.detach() if self.gradient == "straight" else lift
+
+    def bare(self) -> MarginAtRows:
+        """Return it with the margin as its formula stands, without what is done where the angle passes π."""
+        if not hasattr(self.margin, "beyond"):
+            return self
+        margin = dataclasses.replace(self.margin, beyond="none")  # type: ignore[type-var]
+        return MarginAtRows(margin, self.m, self.lam, self.gradient)
 
 
 class RowMargin(ClassState):

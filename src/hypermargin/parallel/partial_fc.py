@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from hypermargin import checks
-from hypermargin.centers import ONE, Centers
+from hypermargin.centers import Centers
 from hypermargin.layout import ClassTable, Layout, Share, bias_by_row, by_center, places, rows_of
 from hypermargin.numerics import hashed
 from hypermargin.parallel.shard import is_in_ddp, never_empty
@@ -95,7 +95,7 @@ class Sampled(Wrapped):
         return self.inner.gather(check, f"{asked}, sampled", weight)
 
     def table(
-        self, weight: Tensor, batch: Batch, *, unit: bool, bias: Tensor | None = None, centers: Centers = ONE
+        self, weight: Tensor, batch: Batch, *, unit: bool, bias: Tensor | None, centers: Centers
     ) -> ClassTable:
         """Return the rows of the drawn classes; the gradients of weight and of a bias per class are sparse."""
         K = centers.count

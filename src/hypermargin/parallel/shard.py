@@ -21,7 +21,7 @@ from torch import Tensor
 
 from hypermargin import checks
 from hypermargin.batch import NO_CLASS, NO_LABEL, Batch
-from hypermargin.centers import ONE, Centers
+from hypermargin.centers import Centers
 from hypermargin.layout import ClassTable, Layout, Share, bias_by_row, by_center, places, rows_of
 from hypermargin.numerics import Reading, wide_dtype, widen
 from hypermargin.parallel import messages
@@ -212,7 +212,7 @@ class Sharded(Layout):
         )
 
     def table(
-        self, weight: Tensor, batch: Batch, *, unit: bool, bias: Tensor | None = None, centers: Centers = ONE
+        self, weight: Tensor, batch: Batch, *, unit: bool, bias: Tensor | None, centers: Centers
     ) -> ClassTable:
         """Return this rank's slice; a slice without classes has one row of zeros, which no label refers to."""
         if self.world == 1:

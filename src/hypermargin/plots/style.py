@@ -231,7 +231,9 @@ def need_matplotlib() -> None:
     """Raise an error that says what to install, if it is not there."""
     try:
         import matplotlib.figure  # noqa: F401
-    except ModuleNotFoundError:
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "matplotlib":  # something that it needs
+            raise
         raise ModuleNotFoundError(not_installed("pictures need", "matplotlib"), name="matplotlib") from None
 
 

@@ -20,7 +20,7 @@ from hypermargin.rules._aggregates import LOG_SUM_EXP, Aggregate
 if TYPE_CHECKING:
     from hypermargin.backends import Backend, Rivals
     from hypermargin.layout import ClassTable
-    from hypermargin.margins import Margin, MarginAtRows, RowFacts
+    from hypermargin.margins import MarginAtRows, RowFacts
 
 
 class Rule:
@@ -103,11 +103,6 @@ class RuleAtRows(NamedTuple):
     length: Tensor | None = None  # (N, 1)  |f_i|; None if neither the rule nor the centers go by cosines
     threshold: Tensor | None = None  # (N, n)  τ_i
 
-    @property
-    def is_identity(self) -> bool:
-        """Whether `rho` returns z unchanged."""
-        return self.rule.is_identity
-
     def cosine(self, z: Tensor) -> Tensor:
         """Return cos θ; 0 where f is zero, or so short that 1/|f| is infinite."""
         return z / self.divisor()
@@ -123,7 +118,7 @@ class RuleAtRows(NamedTuple):
 
     def rho(self, z: Tensor) -> Tensor:
         """Return |f|·ρ(z/|f|), or z for the identity."""
-        if self.length is None or self.is_identity:
+        if self.length is None or self.rule.is_identity:
             return z
         return self.length * self.rule.rho(self.cosine(z), self.threshold)
 
@@ -152,11 +147,6 @@ class RuleState(nn.Module):
 
     def advance(self) -> None:
         """Advance the state by one training step."""
-
-
-def bare(margin: Margin) -> Margin:
-    """Return the margin as its formula stands, without what is done where the angle passes π."""
-    return dataclasses.replace(margin, beyond="none") if hasattr(margin, "beyond") else margin  # type: ignore[type-var]
 
 
 STATELESS = RuleState()

@@ -10,7 +10,7 @@ from torch import Tensor
 from hypermargin.fields import choice, number
 from hypermargin.margins import MarginAtRows, RowFacts
 from hypermargin.numerics import snapshot
-from hypermargin.rules._base import Rule, RuleState, bare, register
+from hypermargin.rules._base import Rule, RuleState, register
 
 
 @register("curricularface")
@@ -52,7 +52,7 @@ class CurricularFace(Rule):
 
     def of_rows(self, rows: RowFacts, psi: MarginAtRows, t: Tensor | float = 0.0) -> Tensor:
         """Return τ and t of every row, (N, 2)."""
-        tau = rows.ahead.margined(psi if self.compared == "margined" else psi._replace(margin=bare(psi.margin)))
+        tau = rows.ahead.margined(psi if self.compared == "margined" else psi.bare())
         return torch.cat((tau, torch.zeros_like(tau) + t), 1)
 
     def state(self) -> RuleState:

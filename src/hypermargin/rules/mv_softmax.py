@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hypermargin.fields import choice, number
 from hypermargin.margins import MarginAtRows, RowFacts
-from hypermargin.rules._base import Rule, bare, register
+from hypermargin.rules._base import Rule, register
 
 
 @register("mv-softmax")
@@ -49,4 +49,4 @@ class MVSoftmax(Rule):
 
     def of_rows(self, rows: RowFacts, psi: MarginAtRows) -> Tensor:
         """Return τ of every row, (N, 1)."""
-        return rows.ahead.margined(psi if self.compared == "margined" else psi._replace(margin=bare(psi.margin)))
+        return rows.ahead.margined(psi if self.compared == "margined" else psi.bare())

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hypermargin import checks
 from hypermargin.common.environment import enough_memory
-from hypermargin.common.needs import not_installed
+from hypermargin.common.needs import ON_PATH, not_imported, not_installed
 from hypermargin.common.text import first_line
 from hypermargin.training.iresnet import BLOCKS, REDUCTION, IResNet
 
@@ -177,11 +177,10 @@ def _own(name: str, shape: Shape, dim: int, options: dict[str, Any]) -> nn.Modul
     importlib.invalidate_caches()
     try:
         module = importlib.import_module(module_name)
-    except (ModuleNotFoundError, ValueError, TypeError) as error:
-        raise ValueError(
-            f"model {name!r}: cannot import {module_name!r} ({error}). It must be a module in the current "
-            "directory or on PYTHONPATH."
-        ) from error
+    except ModuleNotFoundError as error:
+        raise ValueError(f"model {name!r}: {not_imported(module_name, error, ON_PATH)}") from error
+    except (ValueError, TypeError) as error:  # import_module's own for a name like ".nets", or the module's
+        raise ValueError(f"model {name!r}: cannot import {module_name!r} ({error}). {ON_PATH}.") from error
     build = getattr(module, attribute, None)
     if not callable(build):
         there = [key for key, value in vars(module).items() if callable(value)]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
-from hypermargin.centers import ONE, Centers
+from hypermargin.centers import Centers
 from hypermargin.class_state import ClassState
 from hypermargin.fields import check_fields
 from hypermargin.layout import ClassTable, Layout
@@ -69,7 +69,7 @@ class Viewed(Wrapped):
         self.view = view
 
     def table(
-        self, weight: Tensor, batch: Batch, *, unit: bool, bias: Tensor | None = None, centers: Centers = ONE
+        self, weight: Tensor, batch: Batch, *, unit: bool, bias: Tensor | None, centers: Centers
     ) -> ClassTable:
         """Return the inner layout's rows as the view has them."""
         found: ClassTable = self.view(self.inner.table(weight, batch, unit=unit, bias=bias, centers=centers), batch)

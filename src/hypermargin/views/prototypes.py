@@ -88,7 +88,8 @@ class LastFeatures(ViewState):
         recent = (snapshot(self.ago) < view.within) & (snapshot(self.step) >= view.after)
         share = table.by_row(view.share * recent.to(dtype)).unsqueeze(1)
         last = table.by_row(snapshot(self.last)).to(dtype)
-        return table._replace(weight=(1 - share) * unit(widen(table.weight, dtype)) + share * last)
+        mixed = (1 - share) * unit(widen(table.weight, dtype)) + share * last
+        return table.with_rows(mixed, table.unit, table.bias)
 
     @torch.no_grad()
     def advance(self) -> None:

@@ -80,4 +80,4 @@ class ScaledClasses(ViewState):
             b = widen(bias, dtype)
             offset = offset + factor * b if times is None else offset + times + factor * (b - times)
         w = (unit(w) if table.unit else w) * factor.unsqueeze(1)
-        return table._replace(weight=w, unit=False, bias=offset)
+        return table.with_rows(w, False, offset)
