@@ -24,6 +24,7 @@ def test_the_contenders_compute_one_loss() -> None:
         torch.testing.assert_close(other, seen[0])
 
 
+@pytest.mark.slow
 def test_a_small_run_is_stored_and_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     contrastive.main(["--sizes", "16", "32", "--dim", "4", "--rounds", "1", "--out", str(tmp_path)])
     printed = capsys.readouterr().out

@@ -205,6 +205,7 @@ def runner(folder, out, *more):
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_it_can_be_killed_and_goes_on(omniglot, tmp_path, monkeypatch, capsys):
     out = tmp_path / "out.jsonl"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}

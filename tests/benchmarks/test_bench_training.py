@@ -48,6 +48,7 @@ def test_the_trainer_and_the_bare_loop_reach_the_same_weights(case):
     assert not torch.are_deterministic_algorithms_enabled()
 
 
+@pytest.mark.slow
 def test_step_results_are_whole(tmp_path, stored):
     before = torch.get_num_threads()
     result = step.run((SMALL_STEPS[2],), rounds=2, threads=2, out=tmp_path, say=silent)
@@ -78,6 +79,7 @@ def test_a_step_counts_with_its_least_time_of_the_rounds(monkeypatch):
     assert row["ms"] == dict.fromkeys(step.CONTENDERS, 1500.0)
 
 
+@pytest.mark.slow
 def test_loader_results_are_whole(tmp_path, stored):
     result = loader.run(150, 16, 1, rounds=1, out=tmp_path, say=silent)
     written, markdown = stored(tmp_path)

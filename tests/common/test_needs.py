@@ -41,7 +41,8 @@ def test_what_a_users_module_imports_is_told_from_the_module_itself(tmp_path, mo
 
 
 def test_only_packages_that_an_index_has_are_to_be_installed(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pytorch_metric_learning", None)
+    for name in ("pytorch_metric_learning", "pytorch_metric_learning.losses"):
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ValueError, match=r"Run: pip install pytorch-metric-learning\.$"):
         load("pytorch_metric_learning:ArcFaceLoss", {}, dim=None, classes=None, trust=False)
     monkeypatch.setitem(sys.modules, "wespeaker", None)  # pip finds none

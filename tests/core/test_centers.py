@@ -392,6 +392,7 @@ def test_they_are_drawn_together():
     assert head.settings.centers.distance(head.weight, C).item() < 0.5 * before
 
 
+@pytest.mark.slow  # two of them are among the slots of test_compile.py
 def test_compiled():
     for name, backend, overrides in (
         ("subcenter-arcface", "chunked", {}), ("soft-triple", "dense", {"centers": 3}),

@@ -239,8 +239,13 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(
+    ("change", "workers"),
+    [
+        pytest.param(each, n, marks=[pytest.mark.slow] if n and each not in ("deleted", "cut off") else [])
+        for each in CHANGES for n in (0, 2)
+    ],
+)  # fmt: skip
 def test_an_image_that_changes(tmp_path, photos, monkeypatch, change, workers):
     """Read every epoch, it ends the run in words; put back, the run goes on. Read once, it is not missed."""
     path = random.Random(change).choice(sorted(photos.rglob("*.png")))

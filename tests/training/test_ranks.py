@@ -49,7 +49,10 @@ RUNS = {
     },
     "adacos balanced": {"head": "arcface", "set": {"scale": "adacos-dynamic"}, "sampling": "balanced"},
 }
-SLOW = ("normface learned sgd accumulated", "cosface learned m", "adacos balanced", "vs")
+SLOW = (
+    "normface learned sgd accumulated", "cosface learned m", "adacos balanced", "vs", "partial fc",
+    "kappaface averaged", "nearest of three averaged",
+)  # fmt: skip
 over_runs = pytest.mark.parametrize(
     "settings",
     [pytest.param(s, id=name, marks=[pytest.mark.slow] if name in SLOW else []) for name, s in RUNS.items()],
