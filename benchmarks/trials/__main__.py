@@ -1,7 +1,7 @@
 """Check and time the kernels on trial, in processes of their own; see the section in benchmarks/README.md.
 
-First every candidate is checked at two small sizes, one of them ragged, several at a time: that compiles them too. Then
-those that were right are timed, size by size, most valuable first, one at a time.
+First every candidate is checked at two small sizes, one of them ragged, several at a time: that compiles them too.
+Then those that were right are timed, size by size, most valuable first, one at a time.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _into(stream: Any, put: Any, ends: bool) -> None:
 
 
 def checked(numbers: list[int], until: float, worker: Sequence[str], say: Say) -> dict[int, dict[str, Any]]:
-    """What each candidate did at the small sizes, the first failure if there is one, several processes at a time."""
+    """What each candidate did at the small sizes, several processes at a time; its failure, if it has one."""
     found: dict[int, dict[str, Any]] = {}
 
     def some(mine: list[int]) -> None:
@@ -120,7 +120,9 @@ def run(
 ) -> dict[str, Any]:  # fmt: skip
     """All candidates at all sizes; writes trials-DEVICE.json and .md into `out`, anew after each result."""
     if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("the trials need a CUDA device, and there is none; benchmarks.trials.offline compiles them.")
+        raise ValueError(
+            "the trials need a CUDA device, and there is none; benchmarks.trials.offline compiles them."
+        )
     begun = time.monotonic()
     until = begun + seconds
     result: dict[str, Any] = {"environment": environment(device), "rounds": rounds, "checks": {}, "sizes": []}
@@ -150,7 +152,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "trials", "Kernels on trial beside those of the fused backend, checked and timed on this GPU.", "",
         "--seconds 400 --out results",
     )  # fmt: skip
-    parser.add_argument("--seconds", type=float, default=400.0, help="end after so many, with what there is by then")
+    parser.add_argument(
+        "--seconds", type=float, default=400.0, help="end after so many, with what there is by then"
+    )
     parser.add_argument("--rounds", type=command.at_least(1), default=7, help="single steps to time, in turns")
     given = parser.parse_args(arguments)
     with command.plain_errors(parser):

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from benchmarks.trials import scores_kernels, step_kernel, weight_kernels
 from benchmarks.trials.case import Case
-from hypermargin.backends.fused.compiled import tiled
 from hypermargin.backends.fused.launch import LONGEST_SUM, SLAB, cdiv, ranges
 from hypermargin.backends.fused.tiles import power
 
@@ -38,6 +38,14 @@ class Launch:
         self.made = self.kernel[self.programs](*self.args, **self.options)
 
 
+def why(error: BaseException) -> str:
+    """The reason in an error of Triton's, which wraps it in one for each function that calls another."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip(" ^")]
+    return f"{type(error).__name__}: {lines[-1][:200] if lines else ''}"
+
+
 @dataclass(frozen=True)
 class Candidate:
     """`make` gives the launches, and what else has to be called, in order."""
@@ -50,10 +58,15 @@ class Candidate:
     keeps: tuple[str, ...] = ()  # what it reads, though its part writes it
 
 
+def tiled(x: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
+    """A matrix to read or write in tiles of that size."""
+    return TensorDescriptor.from_tensor(x, [rows, columns])
+
+
 def _scored(
     case: Case, kind: str, B: int, M: int, D: int, warps: int, stages: int, programs: int = 0
 ) -> list[Any]:  # fmt: skip
-    """A tile is M rows × B classes × D; `programs` per multiprocessor for all classes, 0: one per block of them."""
+    """A tile is M rows × B classes × D; `programs` on a multiprocessor, or 0: one for each block of classes."""
     kernel: Any = {"own": scores_kernels.own_scores, "still": scores_kernels.still_scores}[kind]
     N, C, d, step = case.N, case.C, case.d, case.step
     wide = power(step.width)
@@ -86,7 +99,7 @@ def _pingpong(case: Case, B: int, M: int, stages: int) -> list[Any]:
 
 
 def _beside(case: Case, pieces: int) -> list[Any]:
-    """The present kernels, but w̃ of a piece of the classes made on another stream while the one before is multiplied."""
+    """The present kernels, but ŵ of a piece of the classes is made beside the scores of the last."""
     from hypermargin.backends.fused import launch
 
     each = cdiv(case.C, pieces * SLAB) * SLAB
@@ -194,8 +207,12 @@ CANDIDATES = [
     _of("dW", "alone, logarithms inside, 128×256×32, 8 warps, 5 stages", _lone, 128, 256, 32, 8, 5),
     _of("dW", "alone, logarithms inside, 128×128×32, 4 warps, 5 stages", _lone, 128, 128, 32, 4, 5),
     _of("scores", "operand beside scores, 32 pieces", _beside, 32),
-    _of("scores", "own operand, 128×128×64, two programs per multiprocessor", _scored, "own", 128, 128, 64, 4, 2, 2),
-    _of("scores", "still operand, 64×64, 4 warps, 2 stages", _scored, "still", 64, 64, 64, 4, 2, most=512, blocks=64),
+    _of(
+        "scores", "own operand, 128×128×64, two programs per multiprocessor", _scored, "own", 128, 128, 64, 4, 2, 2
+    ),
+    _of(
+        "scores", "still operand, 64×64, 4 warps, 2 stages", _scored, "still", 64, 64, 64, 4, 2, most=512, blocks=64
+    ),
 ]
 
 
@@ -210,4 +227,3 @@ def present(case: Case, part: str) -> list[Callable[[], None]]:
         "dW": [case.gradient],
         "dX and dW": [case.features, case.gradient],
     }[part]
-

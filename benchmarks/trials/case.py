@@ -1,4 +1,4 @@
-"""One size with all that the kernels read and write, the present kernels on it, and their errors against float64."""
+"""One size: all that the kernels read and write, the present kernels on it, and errors against float64."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PIECE = 50_000  # classes at a time in float64
 
 
 class Case:
-    """A batch whose rows lie some 50° from their class, as in training, and buffers for everything that is computed.
+    """A batch whose rows lie some 50° from their class, as in training, and buffers for all that is computed.
 
     After `fill` they hold what the present kernels compute.
     """

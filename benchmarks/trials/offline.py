@@ -1,6 +1,6 @@
 """Registers, spills and shared memory of every candidate for a Hopper GPU, compiled where there is none.
 
-    PYTHONPATH=src python -m benchmarks.trials.offline
+PYTHONPATH=src python -m benchmarks.trials.offline
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from benchmarks.trials.candidates import CANDIDATES, Launch
+from benchmarks.trials.candidates import CANDIDATES, Launch, why
 from benchmarks.trials.case import Case
 from hypermargin.backends.fused import launch
 
@@ -86,7 +86,7 @@ def main() -> None:
                 try:
                     print(name, usage(compiled(one)), flush=True)
                 except Exception as error:
-                    print(name, "does not compile:", str(error).splitlines()[0], flush=True)
+                    print(name, "does not compile:", why(error), flush=True)
 
 
 if __name__ == "__main__":

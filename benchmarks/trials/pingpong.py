@@ -1,10 +1,10 @@
 """Trial: scores in Gluon, Triton's lower language: two groups of warps take turns with the matrix units.
 
-The same work and bytes as `scores_kernels.py`, and its 8 GB from the cache with B = 128 classes at d = 512 (N = 1024,
-C = 10⁶). One program on a multiprocessor: ŵ of its B classes lies in shared memory in slices of 64 columns (128 KB at
-d = 512), f passes by in blocks of M rows, one slice after the other, through a ring of STAGES slices. One warp fills
-the ring; one group of four warps takes the even blocks of rows, one the odd. The ring hands slices out in order, so while one
-group multiplies, the other computes exp and sums and writes E: neither waits for the other's work to end.
+The same work and bytes as `scores_kernels.py`, and its 8 GB from the cache with B = 128 classes at d = 512 (N =
+1024, C = 10⁶). One program on a multiprocessor: ŵ of its B classes lies in shared memory in slices of 64 columns
+(128 KB at d = 512), f passes by in blocks of M rows, one slice after the other, through a ring of STAGES slices.
+One warp fills the ring; one group of four warps takes the even blocks of rows, one the odd. They take turns at the
+ring: while one group multiplies, the other computes exp and sums and writes E.
 
 Before that each group makes the unit rows of half of the classes; W is read twice, the second time from the cache.
 It takes d up to 512 with B = 128, up to 1,024 with B = 64. Needs a Hopper GPU.
@@ -21,6 +21,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+
+meet = getattr(gl, "thread_barrier", None) or gl.barrier  # its name until Triton 3.6, and since
 
 
 @gluon.jit
@@ -66,7 +68,7 @@ def _score(me: gl.constexpr, tiles, rows_of, memory, N, padded, C, d, width):
     """Take every other block of rows, beginning with number `me`."""
     _, out = tiles
     weight, units, inverse, labels, shift, sums = rows_of
-    w, ring, stage, full, empty, ready = memory
+    w, ring, stage, full, empty, ready, turn = memory
     SLICES: gl.constexpr = w.type.shape[0]
     B: gl.constexpr = w.type.shape[1]
     STAGES: gl.constexpr = ring.type.shape[0]
@@ -74,22 +76,25 @@ def _score(me: gl.constexpr, tiles, rows_of, memory, N, padded, C, d, width):
     block = gl.program_id(0)
     first = block * B
     _prepare(me, weight, units, inverse, w, first, C, d, width)
-    gl.thread_barrier()
+    meet()
     mbarrier.arrive(ready, count=1)
     mbarrier.wait(ready, 0)  # both halves are there
     mma: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, B, 16])
     for i in range(me, gl.cdiv(N, M), 2):
         z = gl.zeros([M, B], gl.float32, layout=mma)
+        # A barrier knows its last phase from its next by one bit: who came early would take the wrong slice.
+        mbarrier.wait(turn.index(me), (i // 2 & 1) ^ (1 - me))
         for k in gl.static_range(SLICES):
             step = i * SLICES + k
             mbarrier.wait(full.index(step % STAGES), step // STAGES & 1)
             z = warpgroup_mma(ring.index(step % STAGES), w.index(k).permute((1, 0)), z, is_async=True)
             if k:  # the product before this one is over, in all four warps: its slice may be overwritten
                 z = warpgroup_mma_wait(1, deps=[z])
-                gl.thread_barrier()
+                meet()
                 mbarrier.arrive(empty.index((step - 1) % STAGES), count=1)
+        mbarrier.arrive(turn.index(1 - me), count=1)  # the last product is under way
         z = warpgroup_mma_wait(0, deps=[z])
-        gl.thread_barrier()
+        meet()
         mbarrier.arrive(empty.index((i * SLICES + SLICES - 1) % STAGES), count=1)
         rows = i * M + gl.arange(0, M, layout=gl.SliceLayout(1, mma))
         column = first + gl.arange(0, B, layout=gl.SliceLayout(0, mma))
@@ -122,7 +127,7 @@ def _odd(tiles, rows_of, memory, N, padded, C, d, width):
 def _fill(tiles, rows_of, memory, N, padded, C, d, width):
     """Fill the ring with f, block of rows by block of rows, slice by slice."""
     f, _ = tiles
-    w, ring, _, full, empty, _ = memory
+    w, ring, _, full, empty, _, _ = memory
     SLICES: gl.constexpr = w.type.shape[0]
     STAGES: gl.constexpr = ring.type.shape[0]
     M: gl.constexpr = ring.type.shape[1]
@@ -148,6 +153,9 @@ def pingpong_scores(
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    turn = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for me in gl.static_range(2):
+        mbarrier.init(turn.index(me), count=1)
     for slot in gl.static_range(STAGES):
         mbarrier.init(full.index(slot), count=1)
         mbarrier.init(empty.index(slot), count=1)
@@ -155,6 +163,6 @@ def pingpong_scores(
     fence_async_shared()
     tiles = (f, out)
     rows_of = (weight, units, inverse, labels, shift, sums)
-    memory = (w, ring, stage, full, empty, ready)
+    memory = (w, ring, stage, full, empty, ready, turn)
     given = (tiles, rows_of, memory, N, padded, C, d, width)
     gl.warp_specialize([(_even, given), (_odd, given), (_fill, given)], [4, 1], [232, 24])

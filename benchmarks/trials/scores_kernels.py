@@ -1,21 +1,21 @@
 """Trial: scores whose programs make the unit rows of their own classes, so that no pass has to make them before.
 
-Per step of N rows, C classes, d dimensions, as `kernels.scores` does: 2·N·C·d operations. Bytes through memory: W read
-4·C·d, ŵ written 2·C·d, E written 2·N·C. Today `row_kernels.operands` moves 6·C·d in a pass of its own, in which the
-matrix units rest, and `scores` reads ŵ again, 2·C·d. At N = 1024, C = 10⁶, d = 512 that is 5.1 GB against 6.1 and
-one pass against two: 1.4 ms, where both together take 2.8.
+Per step of N rows, C classes, d dimensions, as `kernels.scores` does: 2·N·C·d operations. Bytes through memory: W
+read 4·C·d, ŵ written 2·C·d, E written 2·N·C. Today `row_kernels.operands` moves 6·C·d in a pass of its own, in
+which the matrix units rest, and `scores` reads ŵ again, 2·C·d. At N = 1024, C = 10⁶, d = 512 that is 5.1 GB
+against 6.1 and one pass against two: 1.4 ms, where both together take 2.8.
 
-Bytes from the cache to the multiprocessors are what limits `scores` (16 GB there, tiles of 128 × 128). A program here
-takes B classes with all rows, so f passes by once for each B classes, 2·N·d·C/B: 8 GB with B = 128.
+Bytes from the cache to the multiprocessors are what limits `scores` (16 GB there, tiles of 128 × 128). A program
+here takes B classes with all rows, so f passes by once for each B classes, 2·N·d·C/B: 8 GB with B = 128.
 
 - `own_scores` writes ŵ first and then reads it slice by slice beside f, from the cache, for each block of rows. It
-  gains the pass and not the traffic. Two programs fit on a multiprocessor, so that one's exp and one's first
-  pass hide behind the other's products.
-- `still_scores` keeps all of ŵ in shared memory and reads f alone. A program's f must lie there too, a whole block of
-  rows of it twice: with d = 512 that leaves room for 64 classes. `pingpong.py` has no such limit.
+  gains the pass and not the traffic. Two programs fit on a multiprocessor, so that one's exp and one's first pass
+  hide behind the other's products.
+- `still_scores` keeps all of ŵ in shared memory and reads f alone. A program's f must lie there too, a whole block
+  of rows of it twice: with d = 512 that leaves room for 64 classes. `pingpong.py` has no such limit.
 
-`tl.range(warp_specialize=True)` and `flatten=True` are not here: Triton 3.6 compiles these loops to the same code with
-them. The tile lies as in `kernels.scores`, one label per row, no bias: enough to tell which is faster.
+`tl.range(warp_specialize=True)` and `flatten=True` are not here: Triton 3.6 compiles these loops to the same code
+with them. The tile lies as in `kernels.scores`, one label per row, no bias: enough to tell which is faster.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ def finish_tile(
 @triton.jit
 def own_scores(
     f, weight, units, inverse, out, labels, shift, sums, N, padded, C, d, width,
-    PRECISION: tl.constexpr, S: tl.constexpr, B: tl.constexpr, M: tl.constexpr, D: tl.constexpr, G: tl.constexpr, WIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    S: tl.constexpr, B: tl.constexpr, M: tl.constexpr, D: tl.constexpr, G: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Write ŵ, 1/|W|, E and its row sums; every program takes each so-manieth block of B classes."""
     for block in range(tl.program_id(0), tl.cdiv(C, B), tl.num_programs(0)):
@@ -97,7 +98,7 @@ def still_scores(
         unit_rows(weight, units, inverse, block * B, C, d, width, B, G, WIDE)
         w = ()
         for k in tl.static_range(SLICES):
-            w = w + (slice_of(units, block * B, C, width, k * D, B, D),)
+            w = w + (slice_of(units, block * B, C, width, k * D, B, D),)  # noqa: RUF005 (Triton knows no other way)
         for i in range(tl.cdiv(N, M)):
             z = tl.zeros((M, B), tl.float32)
             for k in tl.static_range(SLICES):

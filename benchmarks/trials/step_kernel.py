@@ -1,7 +1,7 @@
 """Trial: the optimiser's step also writes the operand of the next forward, ŵ in bfloat16 and 1/|W|.
 
-Bytes per step of C classes: today 20·C·d (raw gradient, W and momentum read; W and momentum written), then 6·C·d in the
-next forward's pass over W. Here 22·C·d, and no pass: 4·C·d saved, 2 GB or .5 ms at C = 10⁶, d = 512.
+Bytes per step of C classes: today 20·C·d (raw gradient, W and momentum read; W and momentum written), then 6·C·d
+in the next forward's pass over W. Here 22·C·d, and no pass: 4·C·d saved, 2 GB or .5 ms at C = 10⁶, d = 512.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ def step_rows(
     raw, weight, inverse, momentum, settings, units, C, d, width, UNITS: tl.constexpr, LIMIT: tl.constexpr,
     R: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """`row_kernels.finish_rows` for unit rows, SGD with momentum; with UNITS it writes ŵ and 1/|W| as they are now."""
+    """`row_kernels.finish_rows` for unit rows and SGD with momentum; with UNITS it writes the new ŵ and 1/|W|."""
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
     columns = tl.arange(0, D)
     there = (row < C)[:, None] & (columns < d)[None, :]
@@ -38,5 +38,7 @@ def step_rows(
         length = tl.sqrt(tl.sum(scaled * scaled, 1))
         length = tl.where(length > 0, length, float("inf"))
         tl.store(inverse + row, tl.minimum(1.0 / (length * largest), 3.4028234e38), row < C)
-        tl.store(units + row[:, None] * width + columns[None, :], (scaled / length[:, None]).to(units.dtype.element_ty),
-                 (row < C)[:, None] & (columns < width)[None, :])  # fmt: skip
+        unit = (scaled / length[:, None]).to(units.dtype.element_ty)
+        tl.store(
+            units + row[:, None] * width + columns[None, :], unit, (row < C)[:, None] & (columns < width)[None, :]
+        )

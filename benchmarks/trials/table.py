@@ -17,9 +17,10 @@ def as_markdown(result: dict[str, Any]) -> str:
         f"# Kernels on trial on {result['environment']['device']}",
         "",
         "Each candidate does one part of a step, in turns with the kernels that do it today and with cuBLAS's bare "
-        "product of the same matrices, all as CUDA graphs: milliseconds, median, one by one / back to back. The floor is "
-        f"the larger of operations at {FLOPS / 1e12:.0f} TFLOP/s and bytes at {BYTES / 1e12:.2f} TB/s. Errors are relative, "
-        "against float64 on a sample of rows and classes, today's in brackets. Registers are per thread.",
+        "product of the same matrices, all as CUDA graphs: milliseconds, median, one by one / back to back. The "
+        f"floor is the larger of operations at {FLOPS / 1e12:.0f} TFLOP/s and bytes at {BYTES / 1e12:.2f} TB/s. "
+        "Errors are relative, against float64 on a sample of rows and classes, today's in brackets. Registers are "
+        "per thread.",
     ]
     for size in result["sizes"]:
         if not size["table"]:
@@ -28,8 +29,8 @@ def as_markdown(result: dict[str, Any]) -> str:
             "",
             f"## {size['rows']:,} rows × {size['classes']:,} classes, d = {size['dim']}",
             "",
-            "| part | candidate | ms | today | cuBLAS | times today's | TFLOP/s | of the floor | errors | registers, "
-            "spills, shared KiB |",
+            "| part | candidate | ms | today | cuBLAS | times today's | TFLOP/s | of the floor | errors | "
+            "registers, spills, shared KiB |",
             "|---|---|---:|---:|---:|---:|---:|---:|---|---|",
         ]
         lines += [_row(int(number), seen) for number, seen in size["table"].items()]
@@ -48,7 +49,8 @@ def _row(number: int, seen: dict[str, Any]) -> str:
     given = CANDIDATES[number]
     errors = ", ".join(f"{k} {v:.2e} ({seen['errors today'][k]:.2e})" for k, v in seen.get("errors", {}).items())
     kernels = "; ".join(
-        f"{name} {regs}, {spills}, {shared / 1024:.0f}" for name, (regs, spills, shared) in seen.get("kernels", {}).items()
+        f"{name} {regs}, {spills}, {shared / 1024:.0f}"
+        for name, (regs, spills, shared) in seen.get("kernels", {}).items()
     )
     if "seconds" not in seen:
         return f"| {given.part} | {given.name} | {seen.get('failed', '')} | | | | | | {errors} | {kernels} |"

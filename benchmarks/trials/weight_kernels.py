@@ -1,18 +1,19 @@
 """Trial: dW in tiles that finish alone, of any shape, because the projection is known without whole rows.
 
-dW_j = (G_j − ŵ_j·⟨ŵ_j, G_j⟩)/|W_j| with G_j = Σ_i φ_i·E_ij·f_i + (rows whose label is j). `kernels.weight_gradient`
-computes ⟨ŵ_j, G_j⟩ from whole rows of G, so its tiles are 64 × d, or go through memory twice. But ⟨ŵ_j, f_i⟩ = z_ij, and
-E_ij = 2^(z_ij·log₂e − shift_i), so
+dW_j = (G_j − ŵ_j·⟨ŵ_j, G_j⟩)/|W_j| with G_j = Σ_i φ_i·E_ij·f_i + (rows whose label is j).
+`kernels.weight_gradient` computes ⟨ŵ_j, G_j⟩ from whole rows of G, so its tiles are 64 × d, or go through memory
+twice. But ⟨ŵ_j, f_i⟩ = z_ij, and E_ij = 2^(z_ij·log₂e − shift_i), so
 
     ⟨ŵ_j, G_j⟩ = ln 2 · Σ_i φ_i·E_ij·(log₂ E_ij + shift_i) + ⟨ŵ_j, rows whose label is j⟩
 
 and the last term is one product per row. E is rounded to bfloat16 in both forms.
 
-Per step 2·N·C·d operations. Bytes through memory: E read 2·N·C once if the programs that share a tile of it run together,
-W read and dW written, 4·C·d each. From the cache: E d/D times, f 2·N·d·C/R: 4 + 8 GB with tiles of 128 × 256 at
-N = 1024, C = 10⁶, d = 512, where 64 × 512 take 2 + 16. `weight_gradient` takes 2.66 ms there; 2.0 to 2.2 expected.
-The logarithms, one per entry and tile, N·C·d/D: 2·10⁹ there, .5 ms of the units for them, beside the products. Or once
-per entry, N·C, where E is read for df anyway (`along_features`): then a tile of dW reads N/M partial sums per class.
+Per step 2·N·C·d operations. Bytes through memory: E read 2·N·C once if the programs that share a tile of it run
+together, W read and dW written, 4·C·d each. From the cache: E d/D times, f 2·N·d·C/R: 4 + 8 GB with tiles of 128 ×
+256 at N = 1024, C = 10⁶, d = 512, where 64 × 512 take 2 + 16. `weight_gradient` takes 2.66 ms there; 2.0 to 2.2
+expected. The logarithms, one per entry and tile, N·C·d/D: 2·10⁹ there, .5 ms of the units for them, beside the
+products. Or once per entry, N·C, where E is read for df anyway (`along_features`): then a tile of dW reads N/M
+partial sums per class.
 """
 
 from __future__ import annotations
@@ -107,10 +108,11 @@ def along_features(
     ADDED: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr, S: tl.constexpr,
     M: tl.constexpr, D: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
-    """`kernels.feature_gradient`, which besides writes each class's Σ φ E (log₂ E + shift) over its rows into `parts`.
+    """`kernels.feature_gradient`, which also writes each class's Σ φ E (log₂ E + shift) over its rows into `parts`.
 
-    `parts` is (blocks of M rows, all `classes`); `first` is the number of the first of the C classes. Programs that share
-    a tile of E, one for each D columns, take turns with the sums, so that nothing is computed twice or added with atomics.
+    `parts` is (blocks of M rows, all `classes`); `first` is the number of the first of the C classes. Programs that
+    share a tile of E, one for each D columns, take turns with the sums: nothing is computed twice, or added with
+    atomics.
     """
     across = tl.cdiv(d, D)
     rows_at, turn = tl.program_id(0) // across, tl.program_id(0) % across
@@ -126,7 +128,7 @@ def along_features(
         tile = e.load([k // S * padded + row, k % S])
         if (k // B) % across == turn:
             at = k + tl.arange(0, B)
-            found = tl.where(here[:, None], along_of(tile, phi, off, FAST), 0.0)  # past N, E may never be written
+            found = tl.where(here[:, None], along_of(tile, phi, off, FAST), 0.0)  # E past N may be anything
             tl.store(mine + at, tl.sum(found, 0), at < end)
         total = tl.dot(tile, w.load([k, column]), total, input_precision=PRECISION)
     at = out + tl.program_id(1).to(tl.int64) * N * d + rows[:, None] * d + columns[None, :]

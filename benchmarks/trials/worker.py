@@ -1,7 +1,8 @@
 """A process that tries candidates at one size: a line of JSON before and after each, so that its end loses nothing.
 
-It reads one line: rows, classes, dim, the numbers of the candidates, whether to time, rounds. A kernel that hangs or
-writes where it must not takes this process with it and nothing else; `__main__` goes on with the next candidate.
+It reads one line: rows, classes, dim, the numbers of the candidates, whether to time, rounds. A kernel that hangs
+or writes where it must not takes this process with it and nothing else; `__main__` goes on with the next
+candidate.
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from benchmarks.trials.candidates import CANDIDATES, COST, Candidate, Launch, present
+from benchmarks.trials.candidates import CANDIDATES, COST, Candidate, Launch, present, why
 from benchmarks.trials.case import Case, Exact
 
 MOST = 1.1  # times the present kernels' error
@@ -29,7 +30,7 @@ def errors_of(case: Case, exact: Exact, part: str, runs: list[Any], each: int, k
     return exact.errors(case, part, each)
 
 
-def graph_of(runs: list[Callable[[], object]]) -> Callable[[], object]:
+def graph_of(runs: Sequence[Callable[[], object]]) -> Callable[[], object]:
     """The runs as one CUDA graph, since launching takes longer than the kernels at small sizes."""
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
@@ -121,7 +122,7 @@ def main() -> None:
         try:
             found = tried(case, exact, CANDIDATES[number], request["rounds"])
         except Exception as error:  # it does not compile, or a launch is refused
-            found = {"failed": f"{type(error).__name__}: {str(error).strip().splitlines()[-1][:200]}"}
+            found = {"failed": why(error)}
         torch.cuda.synchronize()  # what the kernel did to the GPU ends this process here, not at the next one
         case.operands()  # the next one reads what today's kernels write
         case.scores()

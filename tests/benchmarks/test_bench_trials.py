@@ -95,8 +95,9 @@ for n in r["candidates"]:
     say(begin=n)
     if n == 1: sys.exit("illegal access")
     if n == 2: time.sleep(60)
-    say(done=n, found={"errors": {"E": 1e-3}, "errors today": {"E": 1e-3}, "kernels": {"k": [255, 0, 1024]}, "flops": 1,
-        "bytes": 1, "seconds": {w: {"single": 1e-3, "sustained": 2e-3} for w in ("candidate", "today")}})
+    say(done=n, found={"errors": {"E": 1e-3}, "errors today": {"E": 1e-3}, "kernels": {"k": [255, 0, 1024]},
+        "flops": 1, "bytes": 1,
+        "seconds": {w: {"single": 1e-3, "sustained": 2e-3} for w in ("candidate", "today")}})
 """
 
 
@@ -120,7 +121,8 @@ def test_a_whole_run_is_stored(monkeypatch, tmp_path):
     result = trials.run(tmp_path, lambda _: None, worker=said, device="cpu", rounds=1)
     text = (tmp_path / "trials-cpu.md").read_text()
     assert text == as_markdown(result)
-    timed = [c for c in (candidates.CANDIDATES[0], candidates.CANDIDATES[3]) for _, _, d in trials.SIZES if d <= c.most]
+    right = candidates.CANDIDATES[0], candidates.CANDIDATES[3]
+    timed = [c for c in right for _, _, d in trials.SIZES if d <= c.most]
     assert text.count("| 1.000 / 2.000 | 1.000 / 2.000 |") == len(timed) > 0
     assert "the process ended: illegal access" in text
     assert "no answer within 1 s" in text
