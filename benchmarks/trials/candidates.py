@@ -90,16 +90,16 @@ def _pingpong(case: Case, B: int, M: int, stages: int) -> list[Any]:
         layout = gl.NVMMASharedLayout.get_default_for([rows, columns], gl.bfloat16)
         return Descriptor.from_tensor(x, [rows, columns], layout)
 
+    step = case.step
     args = (
         described(case.x, M, 64), case.weight, case.units, case.inverse, described(case.exps, M, B), case.labels,
-        case.base, case.sums, case.N, case.step.padded, case.C, case.d, case.step.width, cdiv(case.d, 64), stages, B,
-        M, 64,
+        case.base, case.sums, case.N, step.padded, case.C, case.d, step.width, cdiv(case.d, 64), stages, B, M, 64,
     )  # fmt: skip
     return [Launch(pingpong_scores, (cdiv(case.C, B),), args, {"num_warps": 4, "maxnreg": 168})]
 
 
 def _beside(case: Case, pieces: int) -> list[Any]:
-    """The present kernels, but ŵ of a piece of the classes is made beside the scores of the last."""
+    """Today's kernels, with ŵ of a piece of the classes made beside the scores of the last."""
     from hypermargin.backends.fused import launch
 
     each = cdiv(case.C, pieces * SLAB) * SLAB

@@ -42,20 +42,27 @@ def _prepare(me: gl.constexpr, weight, units, inverse, w, first, C, d, width):
     layout: gl.constexpr = gl.BlockedLayout([1, 4], [2, 16], [4, 1], [1, 0])  # 16 bytes a thread, 2 rows a warp
     along: gl.constexpr = gl.SliceLayout(0, layout)
     row = (first + me * H + gl.arange(0, H, layout=gl.SliceLayout(1, layout))).to(gl.int64)
-    largest = gl.zeros([H], gl.float32, layout=gl.SliceLayout(1, layout))
-    total = gl.zeros([H], gl.float32, layout=gl.SliceLayout(1, layout))
-    for k in gl.static_range(SLICES):  # scaled as it goes, so that no square overflows or vanishes
-        piece = _piece(weight, row, C, k * D, d, along, D)
-        new = gl.maximum(largest, gl.max(gl.abs(piece), 1))
-        safe = gl.where(new > 0, new, 1.0)
-        less, piece = largest / safe, piece / safe[:, None]
-        total = total * less * less + gl.sum(piece * piece, 1)
-        largest = new
-    safe = gl.where(largest > 0, largest, 1.0)
-    length = gl.where(largest > 0, gl.sqrt(total), float("inf"))
-    gl.store(inverse + row, gl.minimum(1.0 / (length * safe), 3.4028234e38), row < C)
+    total = gl.zeros([H, D], gl.float32, layout=layout)
+    largest = gl.zeros([H, D], gl.float32, layout=layout)
     for k in gl.static_range(SLICES):
-        piece = _piece(weight, row, C, k * D, d, along, D) / safe[:, None] / length[:, None]
+        piece = _piece(weight, row, C, k * D, d, along, D)
+        total += piece * piece
+        largest = gl.maximum(largest, gl.abs(piece))
+    squares, most = gl.sum(total, 1), gl.max(largest, 1)
+    less = gl.where(most >= 0, 1.0, most)
+    odd = ((most > 1e15) | ((most < 1e-15) & (most > 0))).to(gl.int32)
+    if gl.sum(odd, 0) > 0:  # squares that overflow or vanish: again, divided by the largest
+        less = 1.0 / gl.maximum(most, 1e-37)
+        total = gl.zeros([H, D], gl.float32, layout=layout)
+        for again in range(SLICES):
+            part = _piece(weight, row, C, again * D, d, along, D) * less[:, None]
+            total += part * part
+        squares = gl.sum(total, 1)
+    length = gl.sqrt(squares)
+    one = gl.where(length > 0, 1.0 / length, 0.0)
+    gl.store(inverse + row, gl.minimum(one * less, 3.4028234e38), row < C)
+    for k in gl.static_range(SLICES):
+        piece = _piece(weight, row, C, k * D, d, along, D) * less[:, None] * one[:, None]
         piece = piece.to(units.dtype.element_ty)
         at = k * D + gl.arange(0, D, layout=along)
         gl.store(units + row[:, None] * width + at[None, :], piece, (row < C)[:, None] & (at < width)[None, :])

@@ -36,13 +36,13 @@ def unit_rows(
         row = first + g + tl.arange(0, G).to(tl.int64)
         there = row < C
         w = tl.load(weight + row[:, None] * d + at[None, :], there[:, None] & (at < d)[None, :], 0.0).to(tl.float32)
-        largest = tl.max(tl.abs(w), 1)  # divided by first, so that no square overflows or vanishes
-        largest = tl.where(largest > 0, largest, 1.0)
-        scaled = w / largest[:, None]
-        length = tl.sqrt(tl.sum(scaled * scaled, 1))
-        length = tl.where(length > 0, length, float("inf"))
-        tl.store(inverse + row, tl.minimum(1.0 / (length * largest), 3.4028234e38), there)
-        tl.store(units + row[:, None] * width + at[None, :], (scaled / length[:, None]).to(units.dtype.element_ty),
+        # Divided by the largest first, so that no square overflows or vanishes; one division per row.
+        less = 1.0 / tl.maximum(tl.max(tl.abs(w), 1), 1e-37)
+        w *= less[:, None]
+        length = tl.sqrt(tl.sum(w * w, 1))
+        one = tl.where(length > 0, 1.0 / length, 0.0)
+        tl.store(inverse + row, tl.minimum(one * less, 3.4028234e38), there)
+        tl.store(units + row[:, None] * width + at[None, :], (w * one[:, None]).to(units.dtype.element_ty),
                  there[:, None] & (at < width)[None, :])  # fmt: skip
     tl.debug_barrier()  # what follows reads what other threads have just written
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import math
 import os
 import subprocess
@@ -19,7 +21,7 @@ if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("these tests interpret the kernels; on a GPU, run benchmarks.trials", allow_module_level=True)
 
 from benchmarks.trials import __main__ as trials
-from benchmarks.trials import candidates
+from benchmarks.trials import candidates, worker
 from benchmarks.trials.case import Case, Exact
 from benchmarks.trials.table import as_markdown
 
@@ -79,13 +81,34 @@ def test_the_step_that_writes_the_next_operand(case):
     assert errors(case, "step", candidates._step(made, True))["ŵ"] < 1e-6
 
 
+def test_a_worker_tries_each_kind_of_candidate(monkeypatch, capsys):
+    """All of its work but a GPU's clock and graphs."""
+    able = {c.name.split(",")[0]: n for n, c in enumerate(candidates.CANDIDATES)}
+    skipped = ("ping-pong in Gluon", "operand beside scores")
+    numbers = [n for name, n in able.items() if name not in skipped]
+    assert len(numbers) >= 7
+    request = {"rows": 70, "classes": 600, "dim": 48, "candidates": numbers, "rounds": 1}
+    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(request)))
+    monkeypatch.setattr(worker, "Case", lambda *size: Case(*size[:3], "cpu", "float32"))
+    monkeypatch.setattr(worker, "graph_of", lambda runs: lambda: [run() for run in runs])
+    monkeypatch.setattr(worker, "seconds", lambda run, times=1: 1.0)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    worker.main()
+    said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["begin"] for line in said if "begin" in line] == [None, *numbers]
+    for line in said[2::2]:
+        assert "failed" not in line["found"], line
+        assert line["found"]["seconds"]["candidate"] == {"single": 1.0, "sustained": 1.0}
+
+
 def test_what_is_wrong_or_unwritten_shows(case):
     made, _ = case
     assert math.isnan(errors(case, "dX and dW", [made.gradient])["dX"])
     assert errors(case, "dW", [made.gradient, lambda: made.dW[-1].add_(1)])["dW"] > 1e-2
 
 
-def worker(code):
+def process(code):
     return sys.executable, "-c", "import json, sys, time\nr = json.loads(input())\n" + code
 
 
@@ -104,20 +127,20 @@ for n in r["candidates"]:
 def test_a_candidate_that_crashes_or_hangs_is_named_and_the_rest_go_on(monkeypatch):
     monkeypatch.setattr(trials, "PATIENCE", 1.0)
     request = {"rows": 8, "classes": 8, "dim": 8, "candidates": [0, 1, 2, 3], "rounds": 1}
-    found = dict(trials.answers(request, time.monotonic() + 60, worker(SAYS)))
+    found = dict(trials.answers(request, time.monotonic() + 60, process(SAYS)))
     assert found[1] == {"failed": "the process ended: illegal access"}
     assert found[2] == {"failed": "no answer within 1 s"}
     assert "seconds" in found[0]
     assert "seconds" in found[3]
-    found = dict(trials.answers(request, time.monotonic() + 60, worker("sys.exit('out of memory')")))
+    found = dict(trials.answers(request, time.monotonic() + 60, process("sys.exit('out of memory')")))
     assert [found[n]["failed"] for n in range(4)] == ["the process ended: out of memory"] * 4
-    assert not dict(trials.answers(request, time.monotonic() + 0.5, worker("time.sleep(60)")))
+    assert not dict(trials.answers(request, time.monotonic() + 0.5, process("time.sleep(60)")))
 
 
 def test_a_whole_run_is_stored(monkeypatch, tmp_path):
     monkeypatch.setattr(trials, "PATIENCE", 1.0)
     monkeypatch.setattr(trials, "CANDIDATES", candidates.CANDIDATES[:4])
-    said = worker(SAYS.replace("n == 2", "n == 2 and r['rounds'] == 0"))
+    said = process(SAYS.replace("n == 2", "n == 2 and r['rounds'] == 0"))
     result = trials.run(tmp_path, lambda _: None, worker=said, device="cpu", rounds=1)
     text = (tmp_path / "trials-cpu.md").read_text()
     assert text == as_markdown(result)
