@@ -63,6 +63,12 @@ class Case:
         self.factors = launch.Factors.of(step, self.rivals2, self.base, torch.full_like(self.base, 1 / self.N))
         self.relative, self.root = self.factors.relative[0], self.factors.largest[0]
         self.weighted = launch.operand(self.f, step, factor=self.relative)
+        self.restore()
+
+    def restore(self) -> None:
+        """Compute by the present kernels what a candidate may have left wrong; W is never changed."""
+        self.operands()
+        self.scores()
         self.features()
         self.gradient()
 

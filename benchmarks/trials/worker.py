@@ -124,8 +124,7 @@ def main() -> None:
         except Exception as error:  # it does not compile, or a launch is refused
             found = {"failed": why(error)}
         torch.cuda.synchronize()  # what the kernel did to the GPU ends this process here, not at the next one
-        case.operands()  # the next one reads what today's kernels write
-        case.scores()
+        case.restore()
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         say(done=number, found=found)
