@@ -44,8 +44,8 @@ def unit_rows(
         tl.store(inverse + row, tl.minimum(one * less, 3.4028234e38), there)
         tl.store(units + row[:, None] * width + at[None, :], (w * one[:, None]).to(units.dtype.element_ty),
                  there[:, None] & (at < width)[None, :])  # fmt: skip
-    # What follows reads what other threads have just written. If a check finds E wrong where ŵ is right, the barrier
-    # is not enough for loads that go round the multiprocessor's own cache: a fence for the whole GPU is missing.
+    # What follows reads what other threads have just written. If a check finds E wrong where ŵ is right, this
+    # barrier is not enough for loads that pass by the multiprocessor's own cache: a fence for the GPU is missing.
     tl.debug_barrier()
 
 
