@@ -322,7 +322,7 @@ def pairs_of_all_ranks(ranks):
 COUNTS = [100, 1, 1000, 0, 30, 7, 7, 50, 2]
 
 
-@case(1, 3, 4)
+@case(1, 3)
 def margins_by_class_that_move_and_views(ranks):
     """Every rank remembers its own classes, of the rows of all ranks; some have none."""
     fillings = [

@@ -127,6 +127,7 @@ def command(*flags):
     return [sys.executable, "-m", *map(str, flags)]
 
 
+@pytest.mark.slow
 def test_end_to_end_and_resumed(file, tmp_path, monkeypatch, capsys):
     out = tmp_path / "many.jsonl"
     flags = (

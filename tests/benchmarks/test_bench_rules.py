@@ -33,6 +33,7 @@ def test_every_kind_has_a_bound_and_heads() -> None:
     assert rules.kind("sphereface2, A") == "one question per class"
 
 
+@pytest.mark.slow
 def test_it_runs_on_a_cpu_until_the_time_is_up(bench, tmp_path) -> None:
     names = ("curricularface", "sphereface2", rules.THREE, "sface")
     flags = ("--device", "cpu", "--rows", 4, "--classes", 30, "--repeats", 1, "--out", tmp_path)

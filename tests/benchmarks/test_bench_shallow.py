@@ -79,6 +79,7 @@ def test_accuracies_are_those_of_cross_val_score(iris, kernel, name, model):
     assert row["calibration"] == pytest.approx(folds.calibration_error(p, y), abs=1e-9)
 
 
+@pytest.mark.slow
 def test_no_margin_a_chosen_one_and_the_former_default(tmp_path, monkeypatch):
     """On scikit-learn's data, and on tables and texts from files; accuracies by cross_val_score."""
     X, y = folds.QUICK.load("iris")

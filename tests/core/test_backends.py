@@ -12,7 +12,7 @@ from hypermargin.scores import scores
 from hypermargin.testing import LawBroken, check_backend
 
 
-@pytest.mark.parametrize(("chunk", "keep"), [(1, 0), (8, 64), (1000, 64)])
+@pytest.mark.parametrize(("chunk", "keep"), [pytest.param(1, 0, marks=pytest.mark.slow), (8, 64), (1000, 64)])
 def test_chunked_passes_the_battery(chunk, keep):
     check_backend(Chunked(chunk=chunk, keep=keep))
 

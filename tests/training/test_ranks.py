@@ -146,7 +146,7 @@ def convolutions_by_three(tmp_path_factory):
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", pytest.param("sgd", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("world", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("world", [2, *(pytest.param(w, marks=pytest.mark.slow) for w in (1, 4))])
 def test_moments_stay_with_their_weights(world, optimizer, convolutions_by_three, alone, tmp_path):
     settings = {**CONVOLUTIONS, "optimizer": optimizer, "lr": 0.002}
     folder = copy_of(convolutions_by_three(optimizer), tmp_path)
@@ -489,7 +489,7 @@ def test_on_one_gpu(tmp_path):
     team.on_the_gpu(tmp_path)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("sgd", marks=pytest.mark.slow)])
 def test_float16(optimizer, tmp_path):
     """Where one rank's slice overflows, all leave the step out: they stay together, and learn."""
     said = in_ranks(2, {"precision": "float16", "optimizer": optimizer, "clip": 0.0, "epochs": 6}, tmp_path / "run")
@@ -569,6 +569,7 @@ def test_settings_that_cannot_be(settings, words):
         Config(**settings)
 
 
+@pytest.mark.slow
 def test_centers_are_handed_over_from_three_to_one_and_back(alone, tmp_path):
     """Each slice of a checkpoint holds whole classes, however many rows torch would put there."""
     settings = RUNS["nearest of three averaged"]
